@@ -1,0 +1,1 @@
+"""Reading the binlog as a replica would: connection, positions, layouts, row decoding."""

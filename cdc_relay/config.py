@@ -1,0 +1,301 @@
+"""Settings: the only reader of the configuration file and of the environment.
+
+Three layers, later wins: one TOML file (``--config``), environment variables ``CDC_RELAY_*``,
+command-line flags. Every field below is a key of the file (``older_than = "10m"``), a variable
+(``CDC_RELAY_OLDER_THAN``) and, where a command offers it, a flag (``--older-than``). librdkafka
+properties stand in the file's ``[kafka]`` table or in ``CDC_RELAY_KAFKA_<NAME>``.
+
+Wrong input never gets past ``load``: it raises ``ConfigError`` with one line that names the key,
+where it was read and what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from cdc_relay.errors import ConfigError
+from cdc_relay.outbox import DEFAULT_TABLE
+
+ENV_PREFIX: Final = "CDC_RELAY_"
+_KAFKA_ENV_PREFIX: Final = "CDC_RELAY_KAFKA_"
+
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+
+# librdkafka properties that the guarantees rest on, with the reason a user is told.
+REFUSED_KAFKA_PROPERTIES: Final[Mapping[str, str]] = {
+    "bootstrap.servers": "set kafka_bootstrap instead",
+    "metadata.broker.list": "set kafka_bootstrap instead",
+    "acks": "nothing lost needs acks=all",
+    "request.required.acks": "nothing lost needs acks=all",
+    "enable.idempotence": "order and no duplicates need the idempotent producer",
+    "max.in.flight": "order needs the idempotent producer's own limit",
+    "max.in.flight.requests.per.connection": "order needs the idempotent producer's own limit",
+    "retries": "a retry that gives up would lose or reorder events",
+    "message.send.max.retries": "a retry that gives up would lose or reorder events",
+    "partitioner": "the key's partition must be the same for stream, compensator and Java clients",
+    "sticky.partitioning.linger.ms": "it changes the partition of records",
+    "transactional.id": "it is derived from the relay's name; it fences the predecessor",
+    "enable.gapless.guarantee": "a gap would let a later event overtake a failed one",
+    "isolation.level": "checkpoints must be read committed",
+    "enable.auto.commit": "offsets are committed with the records",
+    "enable.auto.offset.store": "offsets are committed with the records",
+    "group.id": "it is derived from the relay's name",
+    "auto.offset.reset": "the relay reads its checkpoints from the position it chooses",
+    "dr_cb": "delivery reports are the relay's",
+    "delivery.report.only.error": "every delivery report counts",
+}
+
+
+def seconds(value: object) -> float:
+    """Parse a duration (``500ms``, ``30s``, ``10m``, ``2h``, ``7d``) into seconds."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise ValueError(f"{value} has no unit; write a duration such as 500ms, 30s, 10m, 2h or 7d")
+    match = _DURATION.fullmatch(str(value).strip())
+    if match is None:
+        raise ValueError(f"{value!r} is not a duration; write 500ms, 30s, 10m, 2h or 7d")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+Seconds = Annotated[float, BeforeValidator(seconds)]
+
+
+class Settings(BaseModel):
+    """All settings, validated and frozen. Durations are in seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    database_url: str = Field("", description="SQLAlchemy URL of the database, with its schema.")
+    database_password_file: Path | None = Field(
+        None, description="File that holds the password, instead of one in the URL."
+    )
+    database_tls_ca: Path | None = Field(
+        None, description="CA file; when set, every database connection uses verified TLS."
+    )
+    database_tls_cert: Path | None = Field(None, description="Client certificate file.")
+    database_tls_key: Path | None = Field(None, description="Client key file.")
+    kafka_bootstrap: str = Field("", description="Kafka bootstrap servers, host:port,host:port.")
+    kafka: Mapping[str, str] = Field(
+        default_factory=dict, description="librdkafka properties, passed through."
+    )
+    name: str = Field(
+        "outbox",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="Name of this relay; its checkpoint topic and identity derive from it.",
+    )
+    table: str = Field(DEFAULT_TABLE, description="Outbox table, optionally schema.table.")
+    topic: str = Field(
+        "outbox.event.{aggregate_type}", description="Topic template; {aggregate_type}, {event_type}."
+    )
+    delivery: Literal["exactly_once", "at_least_once"] = Field(
+        "at_least_once", description="Delivery guarantee."
+    )
+    source: Literal["binlog", "polling"] = Field("binlog", description="How rows are read.")
+    mark: Literal["update", "none"] = Field("update", description="What happens to a sent row.")
+    shards: int = Field(1, ge=1, le=1, description="Shards of one relay name (more than 1 is not available yet).")
+    http: str = Field("127.0.0.1:8080", description="Address of the HTTP page; off disables it.")
+    server_id: int | None = Field(
+        None, ge=1, le=4294967295, description="Replica server id; default derives from the name."
+    )
+    batch_rows: int = Field(2000, ge=1, le=100_000, description="Rows handed on at once, at most.")
+    queue_rows: int = Field(
+        20_000, ge=1, le=1_000_000, description="Rows in memory between reading and acknowledgement."
+    )
+    heartbeat: Seconds = Field(5.0, description="Heartbeat interval asked of the database.")
+    read_timeout: Seconds = Field(
+        20.0, description="Silence after which the replication connection counts as dead."
+    )
+    checkpoint_interval: Seconds = Field(
+        1.0, description="Longest time between checkpoints while only other tables write."
+    )
+    stop_grace: Seconds = Field(
+        25.0, description="Time that SIGTERM leaves for acknowledging and marking what was read."
+    )
+    older_than: Seconds = Field(600.0, description="Compensator: age of rows that it looks at.")
+    batch: int = Field(500, ge=1, le=100_000, description="Compensator: rows of one batch.")
+    max_tries: int = Field(10, ge=1, le=1000, description="Failures after which a row is dead.")
+    send_timeout: Seconds = Field(
+        60.0, description="Compensator: wait for the brokers before the pass gives up."
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="Log format; auto is console on a terminal, else JSON."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Lowest level that is logged."
+    )
+
+    @field_validator("database_url")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        if not value:
+            return value
+        try:
+            url = make_url(value)
+        except ArgumentError:
+            raise ValueError(
+                "is not a SQLAlchemy URL; write mysql+pymysql://user@host:3306/schema"
+            ) from None
+        if url.get_backend_name() not in ("mysql", "mariadb"):
+            raise ValueError(f"names {url.get_backend_name()!r}; only mysql and mariadb are relayed")
+        if not url.database:
+            raise ValueError("names no schema; end it with /schema")
+        return value
+
+    @field_validator("kafka", mode="before")
+    @classmethod
+    def _check_kafka(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        rendered: dict[str, str] = {}
+        for key, item in value.items():
+            if key in REFUSED_KAFKA_PROPERTIES:
+                raise ValueError(f"{key} cannot be set: {REFUSED_KAFKA_PROPERTIES[key]}")
+            if isinstance(item, Mapping):
+                raise ValueError(f"{key} is a table; quote dotted names: \"{key}.…\" = …")
+            rendered[str(key)] = str(item).lower() if isinstance(item, bool) else str(item)
+        return rendered
+
+    @field_validator("table")
+    @classmethod
+    def _check_table(cls, value: str) -> str:
+        parts = value.split(".")
+        if len(parts) > 2 or not all(re.fullmatch(r"[^`\0/\\]{1,64}", part) for part in parts):
+            raise ValueError(f"{value!r} is not a table name; write table or schema.table")
+        return value
+
+    @field_validator("topic")
+    @classmethod
+    def _check_topic(cls, value: str) -> str:
+        from cdc_relay.router import check_template
+
+        check_template(value)
+        return value
+
+    @model_validator(mode="after")
+    def _check_times(self) -> Self:
+        if self.read_timeout <= self.heartbeat:
+            raise ValueError("read_timeout must be longer than heartbeat, or a quiet server looks dead")
+        return self
+
+    def url(self) -> URL:
+        """The database URL with the driver that all of ours use and the password filled in."""
+        url = make_url(self.database_url).set(drivername="mysql+pymysql")
+        if self.database_password_file is not None:
+            try:
+                password = self.database_password_file.read_text().rstrip("\r\n")
+            except OSError as error:
+                raise ConfigError(
+                    f"database_password_file: cannot read {self.database_password_file}: "
+                    f"{error.strerror}"
+                ) from None
+            url = url.set(password=password)
+        return url
+
+    def schema_and_table(self) -> tuple[str, str]:
+        """Schema and table; the schema is the URL's where ``table`` names none."""
+        schema, _, table = self.table.rpartition(".")
+        return schema or str(make_url(self.database_url).database), table
+
+    def require(self, *fields: str) -> None:
+        """Raise ``ConfigError`` for the first of ``fields`` that is empty, saying how to set it."""
+        for field in fields:
+            if not getattr(self, field):
+                flag = field.replace("_", "-")
+                raise ConfigError(
+                    f"{field} is not set: pass --{flag}, set {ENV_PREFIX}{field.upper()} or write "
+                    f"it into the file given by --config"
+                )
+
+
+def load(
+    path: Path | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] | None = None,
+) -> Settings:
+    """Read the three layers and return the settings, or raise ``ConfigError``.
+
+    ``flags`` holds what was given on the command line; values that are None were not given.
+    """
+    merged: dict[str, Any] = {}
+    where: dict[str, str] = {}
+
+    def put(key: str, value: object, origin: str) -> None:
+        if key == "kafka" and isinstance(value, Mapping):
+            value = {**merged.get("kafka", {}), **value}
+        merged[key] = value
+        where[key] = origin
+
+    if path is not None:
+        for key, value in _read_file(path).items():
+            put(key, value, str(path))
+    for key, value in sorted((os.environ if environ is None else environ).items()):
+        if key.startswith(ENV_PREFIX):
+            _put_variable(key, value, put)
+    for key, value in (flags or {}).items():
+        if value is not None:
+            put(key, value, "--" + key.replace("_", "-"))
+    for key in merged:
+        if key not in Settings.model_fields:
+            raise ConfigError(f"{where[key]}: unknown key {key!r}{_nearest(key)}")
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = str(first["loc"][0]) if first["loc"] else ""
+        message = first["msg"].removeprefix("Value error, ")
+        prefix = f"{where[field]}: {field}: " if field in where else ""
+        raise ConfigError(prefix + message) from None
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+# Variables of ours with the prefix that are not settings: the development servers print them.
+_NOT_SETTINGS: Final = ("CDC_RELAY_TEST_", "CDC_RELAY_DEV_")
+
+
+def _put_variable(key: str, value: str, put: Any) -> None:
+    field = key.removeprefix(ENV_PREFIX).lower()
+    if key.startswith(_NOT_SETTINGS) or key == "CDC_RELAY_CONFIG":
+        return
+    if field in Settings.model_fields and field != "kafka":
+        put(field, value, key)
+    elif key.startswith(_KAFKA_ENV_PREFIX):
+        prop = key.removeprefix(_KAFKA_ENV_PREFIX).lower().replace("_", ".")
+        put("kafka", {prop: value}, key)
+    else:
+        raise ConfigError(f"{key}: unknown variable{_nearest(field, ENV_PREFIX)}")
+
+
+def _nearest(key: str, prefix: str = "") -> str:
+    close = difflib.get_close_matches(key, Settings.model_fields, n=1, cutoff=0.5)
+    if not close:
+        return ""
+    name = prefix + close[0].upper() if prefix else close[0]
+    return f"; did you mean {name}?"

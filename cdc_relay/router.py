@@ -1,0 +1,128 @@
+"""From outbox event to Kafka record. Pure: no I/O, no clock, the same record for the same event.
+
+The stream and the compensator both come through here, so a row gives the same topic, key, value,
+headers and timestamp whichever way it was read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+
+from cdc_relay.errors import UnroutableError
+from cdc_relay.outbox import OutboxEvent
+
+_TOPIC_FIELDS: Final = ("aggregate_type", "event_type")
+_PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
+# https://kafka.apache.org/documentation: letters, digits, '.', '_', '-'; at most 249 characters.
+_LEGAL_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Record(NamedTuple):
+    """What goes to Kafka for one event. Key and value are bytes as they will lie in the log."""
+
+    topic: str
+    key: bytes
+    value: bytes | None
+    """None is a tombstone."""
+    headers: list[tuple[str, bytes | None]]
+    timestamp_ms: int
+    """Milliseconds since 1970-01-01 UTC; 0 leaves it to the producer (the row has no time)."""
+
+
+def check_template(template: str) -> None:
+    """Raise ``ValueError`` with one line if ``template`` can never give a topic name."""
+    for field in _PLACEHOLDER.findall(template):
+        if field not in _TOPIC_FIELDS:
+            allowed = ", ".join("{" + name + "}" for name in _TOPIC_FIELDS)
+            raise ValueError(f"{{{field}}} is not a placeholder; use {allowed}")
+    rest = _PLACEHOLDER.sub("x", template)
+    if _LEGAL_TOPIC.fullmatch(rest) is None:
+        raise ValueError(f"{template!r} is not a topic name; letters, digits, '.', '_' and '-' are")
+
+
+class Router:
+    """Turns events into records by a topic template.
+
+    ``route`` raises ``UnroutableError`` for an event that Kafka could never take; the name is
+    refused as it is, never cleaned, because cleaning would merge two aggregate types.
+    Not thread-safe only in the sense that two threads may both fill the same cache entry.
+    """
+
+    def __init__(self, topic_template: str, payload_is_json: bool = True) -> None:
+        check_template(topic_template)
+        self._template = topic_template
+        self._topics: dict[tuple[str, str], str] = {}
+        self._content_type = b"application/json" if payload_is_json else b"application/octet-stream"
+        self._second = -1
+        self._second_text = ""
+
+    def route(self, event: OutboxEvent) -> Record:
+        """Return the record for ``event`` (contract: docs/guarantees.md, "The message")."""
+        if not event.aggregate_id:
+            raise UnroutableError("aggregate_id is empty: a record without a key has no order")
+        names = (event.aggregate_type, event.event_type)
+        topic = self._topics.get(names)
+        if topic is None:
+            topic = self._topic(*names)
+        key = event.aggregate_id.encode()
+        headers: list[tuple[str, bytes | None]] = [
+            ("id", event.event_id.encode()),
+            ("event_type", event.event_type.encode()),
+            ("aggregate_type", event.aggregate_type.encode()),
+            ("aggregate_id", key),
+        ]
+        timestamp_ms = 0
+        created_at = event.created_at
+        if created_at is not None:
+            headers.append(("occurred_at", self._rfc3339(created_at)))
+            timestamp_ms = created_at // 1000
+        headers.append(("content-type", self._content_type))
+        if event.headers is not None:
+            headers += _row_headers(event.headers)
+        return Record(topic, key, event.payload, headers, timestamp_ms)
+
+    def _topic(self, aggregate_type: str, event_type: str) -> str:
+        fields = {"aggregate_type": aggregate_type, "event_type": event_type}
+        topic = _PLACEHOLDER.sub(lambda match: fields[match[1]], self._template)
+        if _LEGAL_TOPIC.fullmatch(topic) is None or topic in (".", ".."):
+            raise UnroutableError(
+                f"topic {topic!r} is not a Kafka topic name; letters, digits, '.', '_' and '-' are"
+            )
+        if len(self._topics) >= 10_000:  # types are few; whoever has more must not fill memory
+            self._topics.clear()
+        self._topics[aggregate_type, event_type] = topic
+        return topic
+
+    def _rfc3339(self, microseconds: int) -> bytes:
+        second, fraction = divmod(microseconds, 1_000_000)
+        if second != self._second:
+            moment = _EPOCH + timedelta(seconds=second)
+            self._second_text = moment.strftime("%Y-%m-%dT%H:%M:%S").rjust(19, "0")
+            self._second = second
+        return f"{self._second_text}.{fraction:06d}Z".encode()
+
+
+def _row_headers(text: bytes) -> list[tuple[str, bytes | None]]:
+    """The entries of the row's ``headers`` object: strings as they are, null as null, everything
+    else as its JSON text (``3``, ``true``, ``{"a": 1}``)."""
+    try:
+        entries = json.loads(text)
+    except ValueError:
+        raise UnroutableError("headers is not JSON") from None
+    if entries is None:
+        return []
+    if not isinstance(entries, dict):
+        raise UnroutableError(f"headers is a JSON {type(entries).__name__}, not an object")
+    result: list[tuple[str, bytes | None]] = []
+    for name, value in entries.items():
+        if value is None:
+            result.append((name, None))
+        elif isinstance(value, str):
+            result.append((name, value.encode()))
+        else:
+            result.append((name, json.dumps(value, ensure_ascii=False).encode()))
+    return result
