@@ -39,13 +39,12 @@ def unpack(package: str, suite: str, into: Path, keep: tuple[str, ...] = ()) -> 
         (state / folder).mkdir(parents=True)
     (state / "status").touch()
     (state / "sources.sources").write_text(
-        f"Types: deb\nURIs: {_mirror()}\nSuites: {suite}\nComponents: main\n"
-        f"Signed-By: {_KEYRING}\n"
+        f"Types: deb\nURIs: {_mirror()}\nSuites: {suite}\nComponents: main\nSigned-By: {_KEYRING}\n"
     )
     apt = ["apt-get", "-qq", *_options(state)]
     run([*apt, "update"])
     plan = run([*apt, "install", "--simulate", package])
-    wanted = dict(re.findall(r"^Inst (\S+) \((\S+)", plan, re.MULTILINE))
+    wanted: dict[str, str] = dict(re.findall(r"^Inst (\S+) \((\S+)", plan, re.MULTILINE))
     if package not in wanted:
         raise DevError(f"Debian {suite} has no {package}; {_HELP}")
     names = [name for name in wanted if not _UNUSED.match(name)]

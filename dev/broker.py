@@ -118,7 +118,7 @@ def _template(into: Path) -> None:
 
 def _archive(into: Path) -> None:
     """Run a broker once and keep its loaded classes: later starts take half the time."""
-    from dev.kafka import Kafka  # noqa: PLC0415  (the cluster is built of brokers)
+    from dev.kafka import Kafka  # here: a cluster is built of brokers
 
     say("preparing a fast start for Kafka")
     trial = Kafka(into / "trial")

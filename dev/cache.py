@@ -16,10 +16,8 @@ def directory() -> Path:
     """
     own = os.environ.get("CDC_RELAY_DEV_CACHE")
     base = os.environ.get("XDG_CACHE_HOME")
-    if own:
-        path = Path(own)
-    else:
-        path = (Path(base) if base else Path.home() / ".cache") / "cdc-relay"
+    shared = Path(base) if base else Path.home() / ".cache"
+    path = Path(own) if own else shared / "cdc-relay"
     path.mkdir(parents=True, exist_ok=True)
     return path.resolve()
 

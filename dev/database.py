@@ -24,6 +24,10 @@ class Database(ProcessServer):
         data = self.home / "data"
         if not data.is_dir():
             self._copy(cache.artefact(f"{tree.name}-data", self.initialise), data)
+        # Left behind by a SIGKILL: MySQL refuses to start when the pid in the lock file exists,
+        # whatever process has it now.
+        for name in ("server.sock", "server.sock.lock"):
+            (data / name).unlink(missing_ok=True)
         return [
             *self.program(tree),
             f"--datadir={data}",

@@ -115,4 +115,7 @@ def _settings(broker: Broker, voters: str, replicas: int) -> dict[str, str]:
         "share.coordinator.state.topic.replication.factor": str(replicas),
         "share.coordinator.state.topic.min.isr": str(max(replicas - 1, 1)),
         "group.initial.rebalance.delay.ms": "0",
+        # A killed broker may come back, and is replaced, only when its session is over.
+        "broker.session.timeout.ms": "4000",
+        "broker.heartbeat.interval.ms": "1000",
     }

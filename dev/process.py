@@ -6,7 +6,6 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 # Runs between fork and the server; the setting survives exec. An own program instead of
@@ -19,9 +18,7 @@ _GUARD = (
 )
 
 
-def spawn(
-    argv: Sequence[str], log: Path, env: dict[str, str], *, die_with_parent: bool = False
-) -> int:
+def spawn(argv: list[str], log: Path, env: dict[str, str], *, die_with_parent: bool = False) -> int:
     """Start a server in its own session, output appended to `log`, and return its pid.
 
     With `die_with_parent` the kernel kills it when the thread that called this ends.

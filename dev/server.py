@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Signals
 from types import TracebackType
 from typing import Self
 
@@ -170,9 +170,7 @@ class ProcessServer(Server):
         """Run a command line as this server and record its pid."""
         self.home.mkdir(parents=True, exist_ok=True)
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
-        pid = process.spawn(
-            argv, self.log, dict(os.environ), die_with_parent=self.die_with_parent
-        )
+        pid = process.spawn(argv, self.log, dict(os.environ), die_with_parent=self.die_with_parent)
         partial = self.home / "pid.partial"
         partial.write_text(f"{pid}\n")
         partial.replace(self.home / "pid")
@@ -182,7 +180,7 @@ class ProcessServer(Server):
         if pid is not None:
             process.send(pid, self.home, wait=10)
 
-    def _send(self, *signals: process.signal.Signals, wait: float | None = None) -> bool:
+    def _send(self, *signals: Signals, wait: float | None = None) -> bool:
         pid = self._recorded_pid()
         return pid is None or process.send(pid, self.home, *signals, wait=wait)
 
