@@ -1,0 +1,74 @@
+# The only door: every task of this project is a target here; `make` lists them.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# The interpreter that makes the virtual environment; 3.11 or newer.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# What ruff looks at; mypy's list is in pyproject.toml.
+CODE := .
+
+.PHONY: help venv up down demo test check lint bench fmt python
+
+help:  ## list the targets
+	@echo "cdc-relay: make TARGET"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: venv  ## the whole path on real servers, with kills; ORDERS=118402 SEED=7 KEEP=1
+	@$(BIN)/python -m examples.shop.demo $(if $(ORDERS),--orders $(ORDERS)) \
+	    $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep)
+
+test: lint  ## check, then the whole suite on real MySQL, MariaDB and Kafka (started here)
+	@$(PYTHON) -m dev fetch
+	@$(BIN)/python -m pytest --durations=15 $(ARGS)
+
+check: lint  ## under a minute: ruff, mypy, import contracts, unit tests
+	@$(BIN)/python -m pytest -q tests/unit $(ARGS)
+
+lint: venv
+	@$(BIN)/python -m ruff check $(CODE)
+	@$(BIN)/python -m ruff format --check $(CODE)
+	@$(BIN)/python -m mypy
+	@$(BIN)/python -c 'from importlinter.cli import lint_imports_command as lint; lint()'
+
+bench: venv  ## the figures of this machine, beside the stock library
+	@$(PYTHON) -m dev fetch
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+fmt: venv  ## format the code and mend what ruff can mend
+	@$(BIN)/python -m ruff check --fix $(CODE)
+	@$(BIN)/python -m ruff format $(CODE)
+
+up: python  ## start the development servers and print their environment
+	@$(PYTHON) -m dev up
+
+down: python  ## stop the development servers
+	@$(PYTHON) -m dev down
+
+venv: $(VENV)/.stamp  ## the virtual environment, remade when pyproject.toml changed
+
+# The stamp is written last, so an interrupted install is done again.
+$(VENV)/.stamp: pyproject.toml | python
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	    if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	        echo "installing python3-venv (this Python has no ensurepip)"; \
+	        apt-get update -qq; \
+	        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv >/dev/null; \
+	    else \
+	        echo "make: $(PYTHON) has no ensurepip; install it first: sudo apt-get install python3-venv" >&2; \
+	        exit 1; \
+	    fi; }
+	@test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1 \
+	    || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
+	@echo "installing cdc-relay and its tools into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	    echo "make: $(PYTHON) is not Python 3.11 or newer; name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
+	    exit 1; }

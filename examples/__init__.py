@@ -1,0 +1,1 @@
+"""Small real services that use cdc-relay."""

@@ -1,0 +1,634 @@
+"""The demo: ``make demo``. The shop with its outbox beside the shop that commits and then sends.
+
+Both run in several processes on one real MySQL and one real Kafka. The relay and the clerks are
+killed with -9 while they work, the clerks of both shops at the same moments. Some orders are
+written with the binlog off, so that only the compensator can find them. At the end the orders
+tables say what was committed, and two consumers say what arrived.
+
+Exit codes: 0 nothing lost through the outbox, 1 an event was lost or something broke, 2 wrong
+option, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from sqlalchemy import Engine, create_engine, func, insert, select, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from examples.shop.crew import Crew, DemoError, Member, undisturbed
+from examples.shop.ledger import Book
+from examples.shop.model import Base, Customer, Order, outbox_events
+from examples.shop.plan import CLERKS, QUIET_RATE, Kill, Plan, Task
+from examples.shop.report import Figures, table
+
+PARTITIONS: Final = 12
+_CHECKOUT: Final = Path(__file__).resolve().parents[2]
+_IDLE_S: Final = 30.0
+"""Events that have not moved for so long will not come."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Servers, and names on them that nobody else uses."""
+
+    server_url: str
+    bootstrap: str
+    prefix: str
+
+    @classmethod
+    def of(cls, env: Mapping[str, str], prefix: str) -> Place:
+        return cls(env["CDC_RELAY_DATABASE_URL"], env["CDC_RELAY_KAFKA_BOOTSTRAP"], prefix)
+
+    def url(self, shop: str) -> str:
+        schema = f"{self.prefix}{shop}".replace("-", "_")
+        return make_url(self.server_url).set(database=schema).render_as_string(hide_password=False)
+
+    @property
+    def outbox_topic(self) -> str:
+        return f"{self.prefix}outbox.event.customer"
+
+    @property
+    def naive_topic(self) -> str:
+        return f"{self.prefix}sent.event.customer"
+
+    def environment(self) -> dict[str, str]:
+        """What `cdc-relay` reads, and nothing that was set for another one."""
+        own = {key: value for key, value in os.environ.items() if not key.startswith("CDC_RELAY_")}
+        own |= {
+            "CDC_RELAY_DATABASE_URL": self.url("shop"),
+            "CDC_RELAY_KAFKA_BOOTSTRAP": self.bootstrap,
+            "CDC_RELAY_NAME": f"{self.prefix}shop",
+            "CDC_RELAY_TOPIC": f"{self.prefix}outbox.event.{{aggregate_type}}",
+            "CDC_RELAY_TABLE": outbox_events.name,
+            "CDC_RELAY_HTTP": "off",
+        }
+        return own
+
+
+class Stage:
+    """Says what goes on: bars on a terminal, plain lines elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._start = time.monotonic()
+        self._progress = Progress(
+            TextColumn("{task.description:34}"), BarColumn(), MofNCompleteColumn(), console=console
+        )
+        self._bars: dict[str, TaskID] = {}
+        self._told = 0.0
+
+    def say(self, line: str) -> None:
+        self._console.print(f"[dim]{time.monotonic() - self._start:6.1f} s[/dim]  {line}")
+
+    @contextlib.contextmanager
+    def bars(self, names: Sequence[str], total: int) -> Iterator[None]:
+        self._bars = {name: self._progress.add_task(name, total=total) for name in names}
+        with self._progress:
+            yield
+
+    def show(self, counts: Mapping[str, int]) -> None:
+        for name, count in counts.items():
+            self._progress.update(self._bars[name], completed=count)
+        now = time.monotonic()
+        if not self._console.is_terminal and now - self._told > 3:
+            self._told = now
+            self.say(", ".join(f"{name} {count:,}" for name, count in counts.items()))
+
+
+class Ledger:
+    """The consumer process of one topic, and how many distinct events it has told of."""
+
+    def __init__(self, member: Member, book: Path) -> None:
+        self.member = member
+        self.distinct = 0
+        self._book = book
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.member.process.stdout is not None
+        for line in self.member.process.stdout:
+            self.distinct = json.loads(line)["distinct"]
+
+    def close(self) -> Book:
+        if self.member.stop(30) != 0:
+            raise DemoError(f"{self.member.name} failed:\n{self.member.log_end()}")
+        return Book.read(self._book)
+
+
+Kind = Literal["outbox", "naive"]
+
+
+class Office:
+    """The clerks of one shop."""
+
+    def __init__(self, kind: Kind, crew: Crew, place: Place, plan: Plan) -> None:
+        self.title = "outbox" if kind == "outbox" else "commit, then send"
+        url = place.url("shop" if kind == "outbox" else "naive")
+        self.engine = create_engine(url)
+        self._options = ["--database-url", url, "--seed", str(plan.seed)]
+        if kind == "naive":
+            self._options += ["--kafka-bootstrap", place.bootstrap, "--topic", place.naive_topic]
+        self._crew = crew
+        self._plan = plan
+        self._clerks: dict[Task, Member] = {}
+
+    def hire(self, task: Task, *, wait: bool = False) -> Member:
+        """Start the clerk of a task; it does what is left of it."""
+        argv = [sys.executable, "-m", "examples.shop.clerk", *self._options]
+        argv += ["--first", str(task.first), "--last", str(task.last)]
+        argv += ["--orders", str(task.orders), "--paced", str(task.paced)]
+        argv += ["--rate", str(QUIET_RATE / CLERKS)]
+        argv += ["--unlogged"] * task.unlogged + ["--wait"] * wait
+        member = self._crew.start(f"{self.title} clerk {task.first}", argv, talks=wait)
+        self._clerks[task] = member
+        return member
+
+    def kill(self, numbers: Sequence[int]) -> list[Task]:
+        """kill -9 the clerks that are still at work, all before waiting; return their tasks."""
+        tasks = [self._plan.tasks[number] for number in numbers]
+        tasks = [task for task in tasks if self._clerks[task].running]
+        for task in tasks:
+            self._clerks[task].process.kill()
+        for task in tasks:
+            self._clerks[task].kill()
+        return tasks
+
+    def finished(self) -> bool:
+        return all(clerk.finished() for clerk in self._clerks.values())
+
+    def committed(self) -> int:
+        """Orders so far; cheap enough to ask often."""
+        with self.engine.connect() as connection:
+            return int(connection.scalar(select(func.sum(Customer.orders))) or 0)
+
+    def order_ids(self) -> set[int]:
+        with self.engine.connect() as connection:
+            return set(connection.scalars(select(Order.id)))
+
+
+class Demo:
+    """One run on servers that are up."""
+
+    def __init__(self, plan: Plan, place: Place, stage: Stage, crew: Crew, folder: Path) -> None:
+        self._plan = plan
+        self._place = place
+        self._stage = stage
+        self._crew = crew
+        self._folder = folder
+        self._outbox = Office("outbox", crew, place, plan)
+        self._naive = Office("naive", crew, place, plan)
+        self._quiet_ns = (0, 0)
+        self._relay: Member | None = None
+        self._relay_starts = 0
+        self._relay_due = 0.0
+
+    def run(self) -> tuple[Figures, Figures]:
+        self._prepare()
+        self._outbox_ledger = self._open_ledger("outbox", self._place.outbox_topic)
+        self._naive_ledger = self._open_ledger("naive", self._place.naive_topic)
+        self._start_relay()
+        names = [
+            f"{office.title}: {what}"
+            for office in (self._outbox, self._naive)
+            for what in ("orders", "events")
+        ]
+        with self._stage.bars(names, self._plan.orders):
+            self._say_hello()
+            self._serve()
+            self._drain()
+            self._compensate()
+            self._stop_relay()
+        books = self._outbox_ledger.close(), self._naive_ledger.close()
+        return (
+            Figures.of(self._outbox.order_ids(), books[0], self._quiet_ns),
+            Figures.of(self._naive.order_ids(), books[1], self._quiet_ns),
+        )
+
+    # -- the parts, in the order in which they happen
+
+    def _prepare(self) -> None:
+        _create_topics(self._place)
+        tables = [Base.metadata.tables[name] for name in ("customers", "orders")]
+        for office in (self._outbox, self._naive):
+            _create_schema(office.engine)
+            Base.metadata.create_all(office.engine, tables=tables)
+            rows = [{"id": number} for number in range(1, self._plan.customers + 1)]
+            with office.engine.begin() as connection:
+                connection.execute(insert(Customer), rows)
+        self._command("init")
+        self._stage.say("shop tables made; outbox table made by [bold]cdc-relay init[/bold]")
+
+    def _open_ledger(self, name: str, topic: str) -> Ledger:
+        book = self._folder / f"{name}.json"
+        argv = [sys.executable, "-m", "examples.shop.ledger"]
+        argv += ["--kafka-bootstrap", self._place.bootstrap, "--topic", topic, "--book", str(book)]
+        return Ledger(self._crew.start(f"{name} consumer", argv, talks=True), book)
+
+    def _start_relay(self) -> None:
+        self._relay = self._crew.start(
+            "relay", [_cdc_relay(), "start"], env=self._place.environment()
+        )
+        self._relay_starts += 1
+
+    def _say_hello(self) -> None:
+        """One order through the whole path: from here on everybody is warm and listening."""
+        started = time.monotonic()
+        for office in (self._outbox, self._naive):
+            office.hire(self._plan.hello)
+        self._wait(
+            "the first order to arrive",
+            lambda: self._outbox_ledger.distinct == 1 and self._naive_ledger.distinct == 1,
+            timeout=60,
+        )
+        self._stage.say(f"first order in both topics after {time.monotonic() - started:.1f} s")
+
+    def _serve(self) -> None:
+        """All orders, with the kills of the plan."""
+        plan = self._plan
+        offices = (self._outbox, self._naive)
+        clerks = [office.hire(task, wait=True) for task in plan.tasks for office in offices]
+        for clerk in clerks:
+            _await_ready(clerk)
+        for clerk in clerks:
+            _send_line(clerk)
+        begin = time.monotonic_ns()
+        self._quiet_ns = (begin, begin + int(plan.quiet_s * 1e9))
+        self._stage.say(
+            f"{len(clerks)} clerks at work, {plan.quiet_s:.0f} s at {QUIET_RATE:g} orders/s per "
+            f"shop, then flat out"
+        )
+        kills = list(plan.kills)
+        unlogged = plan.unlogged.orders > 0
+        asked = 0.0
+        while unlogged or kills or not all(office.finished() for office in offices):
+            self._tend_relay()
+            if time.monotonic() - asked < 0.1:
+                time.sleep(0.02)
+                continue
+            done = max(self._show()) / plan.orders
+            asked = time.monotonic()
+            everyone_left = all(office.finished() for office in offices)
+            if kills and (done >= kills[0].at or everyone_left):
+                self._kill(kills.pop(0))
+            if unlogged and (done >= plan.unlogged_at or everyone_left):
+                unlogged = False
+                for office in offices:
+                    office.hire(plan.unlogged)
+                self._stage.say(f"{plan.unlogged.orders} orders written with sql_log_bin = 0")
+
+    def _kill(self, kill: Kill) -> None:
+        # All signals before any wait: the same moment for the relay and both shops.
+        if self._relay is not None:
+            self._relay.process.kill()
+        tasks = [(office, office.kill(kill.clerks)) for office in (self._outbox, self._naive)]
+        if self._relay is not None:
+            self._relay.kill()
+        self._relay = None
+        self._relay_due = time.monotonic() + kill.silence_s
+        killed = sum(len(some) for _, some in tasks)
+        self._stage.say(f"[red]kill -9[/red] the relay and {killed} clerks; back at once")
+        for office, some in tasks:
+            for task in some:
+                office.hire(task)
+
+    def _tend_relay(self) -> None:
+        if self._relay is None:
+            if time.monotonic() >= self._relay_due:
+                self._start_relay()
+        elif not self._relay.running:
+            raise DemoError(
+                f"the relay ended by itself with {self._relay.process.returncode}:\n"
+                f"{self._relay.log_end()}"
+            )
+
+    def _drain(self) -> None:
+        self._tend_relay_until_back()
+        logged = self._outbox.committed() - self._plan.unlogged.orders
+        self._stage.say("all orders are committed; waiting for the events under way")
+        self._wait_for_events(lambda: self._outbox_ledger.distinct >= logged, "outbox")
+        self._wait_for_events(lambda: False, "naive", idle_s=3)
+        with contextlib.suppress(DemoError):
+            # Marks follow the events; the compensator copes with those that are still owed.
+            self._wait(
+                "the marks", lambda: self._pending() <= self._plan.unlogged.orders, timeout=15
+            )
+
+    def _tend_relay_until_back(self) -> None:
+        while self._relay is None:
+            time.sleep(0.05)
+            self._tend_relay()
+
+    def _compensate(self) -> None:
+        pending = self._pending()
+        self._stage.say(f"{pending} rows pending that the relay never saw; now the compensator")
+        time.sleep(1.2)  # they have to be older than --older-than
+        output = self._command("compensate", "--older-than", "1s", "--json")
+        summary = json.loads(output.strip().splitlines()[-1]) if output.strip() else {}
+        self._stage.say(f"cdc-relay compensate: sent {summary.get('sent', '?')}")
+        committed = self._outbox.committed()
+        self._wait_for_events(
+            lambda: self._outbox_ledger.distinct >= committed, "outbox", idle_s=10
+        )
+        left = self._pending()
+        if left:
+            self._stage.say(f"[red]{left} rows are still pending[/red]")
+
+    def _stop_relay(self) -> None:
+        assert self._relay is not None
+        began = time.monotonic()
+        code = self._relay.stop(40)
+        if code != 0:
+            raise DemoError(f"the relay ended with {code} on SIGTERM:\n{self._relay.log_end()}")
+        self._stage.say(
+            f"relay stopped by SIGTERM in {time.monotonic() - began:.1f} s; it was started "
+            f"{self._relay_starts} times"
+        )
+
+    # -- helpers
+
+    def _show(self) -> tuple[int, int]:
+        committed = self._outbox.committed(), self._naive.committed()
+        self._stage.show(
+            {
+                f"{self._outbox.title}: orders": committed[0],
+                f"{self._outbox.title}: events": self._outbox_ledger.distinct,
+                f"{self._naive.title}: orders": committed[1],
+                f"{self._naive.title}: events": self._naive_ledger.distinct,
+            }
+        )
+        return committed
+
+    def _wait(self, what: str, done: Callable[[], bool], timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not done():
+            self._tend_relay()
+            self._check_ledgers()
+            if time.monotonic() > deadline:
+                log = self._relay.log_end() if self._relay is not None else ""
+                raise DemoError(f"waited {timeout:g} s for {what} in vain; the relay says:\n{log}")
+            self._show()
+            time.sleep(0.1)
+
+    def _wait_for_events(
+        self, done: Callable[[], bool], kind: Kind, idle_s: float = _IDLE_S
+    ) -> None:
+        """Wait until ``done``, or until no new event has come for ``idle_s``."""
+        ledger = self._outbox_ledger if kind == "outbox" else self._naive_ledger
+        seen, since = ledger.distinct, time.monotonic()
+        while not done() and time.monotonic() - since < idle_s:
+            self._tend_relay()
+            self._check_ledgers()
+            self._show()
+            time.sleep(0.1)
+            if ledger.distinct != seen:
+                seen, since = ledger.distinct, time.monotonic()
+
+    def _check_ledgers(self) -> None:
+        for ledger in (self._outbox_ledger, self._naive_ledger):
+            if ledger.member.finished():
+                raise DemoError(f"{ledger.member.name} ended:\n{ledger.member.log_end()}")
+
+    def _pending(self) -> int:
+        query = select(func.count()).where(outbox_events.c.status == 0)
+        with self._outbox.engine.connect() as connection:
+            return int(connection.scalar(query) or 0)
+
+    def _command(self, *arguments: str) -> str:
+        """Run cdc-relay to its end and return its stdout."""
+        done = subprocess.run(
+            [_cdc_relay(), *arguments],
+            env=self._place.environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise DemoError(
+                f"cdc-relay {shlex.join(arguments)} ended with {done.returncode}:\n"
+                f"{done.stdout}{done.stderr}".rstrip()
+            )
+        return done.stdout
+
+
+def _cdc_relay() -> str:
+    command = Path(sys.executable).with_name("cdc-relay")
+    if not command.exists():
+        raise DemoError(f"{command} does not exist; run: make venv")
+    return str(command)
+
+
+def _await_ready(clerk: Member) -> None:
+    assert clerk.process.stdout is not None
+    if clerk.process.stdout.readline() != "ready\n":
+        clerk.process.wait(10)
+        raise DemoError(f"{clerk.name} did not start:\n{clerk.log_end()}")
+
+
+def _send_line(clerk: Member) -> None:
+    assert clerk.process.stdin is not None
+    clerk.process.stdin.write("go\n")
+    clerk.process.stdin.flush()
+
+
+def _create_schema(engine: Engine) -> None:
+    server = create_engine(engine.url.set(database=""))
+    with server.begin() as connection:
+        connection.execute(text(f"CREATE DATABASE `{engine.url.database}`"))
+    server.dispose()
+
+
+def _create_topics(place: Place) -> None:
+    admin = AdminClient({"bootstrap.servers": place.bootstrap})
+    topics = [NewTopic(name, PARTITIONS, 1) for name in (place.outbox_topic, place.naive_topic)]
+    for future in admin.create_topics(topics, operation_timeout=30).values():
+        future.result(30)
+
+
+def _remove(place: Place) -> None:
+    """Remove what the demo made on servers that others use too."""
+    engine = create_engine(make_url(place.server_url).set(database=""))
+    with engine.begin() as connection:
+        for shop in ("shop", "naive"):
+            schema = make_url(place.url(shop)).database
+            connection.execute(text(f"DROP DATABASE IF EXISTS `{schema}`"))
+    engine.dispose()
+    admin = AdminClient({"bootstrap.servers": place.bootstrap})
+    ours = [name for name in admin.list_topics(timeout=30).topics if place.prefix in name]
+    if ours:
+        for future in admin.delete_topics(ours, operation_timeout=30).values():
+            future.result(30)
+
+
+@contextlib.contextmanager
+def _servers(own: bool, keep: bool, stage: Stage) -> Iterator[Place]:
+    """Give the demo its servers: this checkout's, started when they are down, or those of the
+    environment. Afterwards they are as they were before.
+    """
+    prefix = f"demo-{secrets.token_hex(3)}-"
+    if not own:
+        try:
+            place = Place.of(os.environ, prefix)
+        except KeyError as missing:
+            raise DemoError(f"--servers environment needs {missing.args[0]}") from None
+        yield from _used(place, keep)
+        return
+    home = _CHECKOUT / ".dev"
+    home.mkdir(exist_ok=True)
+    with (home / "demo.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DemoError("another demo runs in this checkout") from None
+        status = _dev("status", may_fail=True)
+        running, existing = " running" in status, " down" in status
+        try:
+            stage.say("MySQL and Kafka come up (the first time they are downloaded)")
+            env = _variables(_dev("up", "--only", "mysql,kafka"))
+            yield from _used(Place.of(env, prefix), keep)
+        finally:
+            if keep:
+                stage.say("servers and data stay; python3 -m dev env, python3 -m dev down")
+            elif not running:
+                with undisturbed():
+                    _dev("down", *["--delete"] * (not existing))
+
+
+def _used(place: Place, keep: bool) -> Iterator[Place]:
+    try:
+        yield place
+    finally:
+        if not keep:
+            with undisturbed():
+                _remove(place)
+
+
+def _dev(*arguments: str, may_fail: bool = False) -> str:
+    """Run `python -m dev`, whose progress goes to stderr, and return its stdout."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dev", *arguments],
+        cwd=_CHECKOUT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0 and not may_fail:
+        raise DemoError(f"the servers cannot be run: dev {arguments[0]} failed (see above)")
+    return done.stdout
+
+
+def _variables(exports: str) -> dict[str, str]:
+    variables = {}
+    for line in exports.splitlines():
+        if line.startswith("export "):
+            key, _, value = line.removeprefix("export ").partition("=")
+            variables[key] = "".join(shlex.split(value))
+    return variables
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
+    kills = arguments.kills or max(4, arguments.orders // 10_000)
+    plan = Plan.draw(arguments.orders, arguments.seed, kills)
+    stage = Stage(console)
+    stage.say(f"{plan.orders:,} orders in each shop, {kills} kills, seed {plan.seed}")
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="cdc-relay-demo-") as folder,
+            _servers(arguments.servers == "own", arguments.keep, stage) as place,
+            Crew(Path(folder)) as crew,
+        ):
+            outbox, naive = Demo(plan, place, stage, crew, Path(folder)).run()
+    except KeyboardInterrupt:
+        console.print("interrupted; everything was stopped")
+        return 130
+    except (DemoError, SQLAlchemyError, KafkaException, OSError) as error:
+        console.print(f"demo: {error}", markup=False, style="red")
+        return 1
+    console.print()
+    console.print(table(outbox, naive, QUIET_RATE))
+    if arguments.json is not None:
+        result = {"seed": plan.seed, "outbox": asdict(outbox), "naive": asdict(naive)}
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    return _verdict(console, outbox, naive)
+
+
+def _verdict(console: Console, outbox: Figures, naive: Figures) -> int:
+    console.print(
+        "Latency is from just before COMMIT to a read_committed consumer. Out of order counts "
+        "what an idempotent consumer sees: first arrivals only.",
+        style="dim",
+    )
+    if outbox.duplicates:
+        console.print(
+            f"The {outbox.duplicates:,} duplicates were sent again after a kill -9: delivery is "
+            f"at least once in this version, and the event id tells them apart.",
+            style="dim",
+        )
+    if naive.lost == 0:
+        console.print("Commit-then-send was lucky this time; try another SEED.", style="dim")
+    bad = outbox.lost or outbox.invented or outbox.out_of_order
+    return 1 if bad else 0
+
+
+def _interrupt(_signal: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--orders", type=_at_least(100), default=12_000, help="in each shop")
+    parser.add_argument("--seed", type=int, default=7, help="of the kills and the load")
+    parser.add_argument("--kills", type=_at_least(1), help="moments of kill -9")
+    parser.add_argument(
+        "--servers",
+        choices=("own", "environment"),
+        default="own",
+        help="this checkout's, or those of CDC_RELAY_DATABASE_URL (user with all "
+        "rights) and CDC_RELAY_KAFKA_BOOTSTRAP",
+    )
+    parser.add_argument("--keep", action="store_true", help="leave the servers and the data")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    return parser
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def check(value: str) -> int:
+        number = int(value)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{number} is too small; at least {least}")
+        return number
+
+    check.__name__ = "number"
+    return check
+
+
+if __name__ == "__main__":
+    sys.exit(main())
