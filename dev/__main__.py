@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dev import stack
+from dev import docker, stack
 from dev.console import DevError, say
 
 _CHECKOUT = Path(__file__).resolve().parent.parent
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace, home: Path) -> int:
     if arguments.command == "up":
-        stack.up(home, arguments.only)
+        stack.up(home, arguments.only, with_docker=arguments.docker)
         _print(stack.environment(home))
     elif arguments.command == "down":
         stack.down(home, delete=arguments.delete)
@@ -44,6 +44,11 @@ def _run(arguments: argparse.Namespace, home: Path) -> int:
 
 
 def _status(home: Path) -> int:
+    if stack.in_docker(home):
+        running = docker.addresses(stack.NAMES)
+        for name, address in running.items():
+            print(f"{name:8} {address} running in Docker")
+        return 0 if running else 1
     down = False
     for name in stack.NAMES:
         if name not in stack.made(home):
@@ -91,6 +96,10 @@ def _parser() -> argparse.ArgumentParser:
                 default=list(stack.NAMES),
                 metavar="NAMES",
                 help="comma-separated, of " + ", ".join(stack.NAMES),
+            )
+        if name == "up":
+            command.add_argument(
+                "--docker", action="store_true", help="run the servers in containers"
             )
         if name == "down":
             command.add_argument("--delete", action="store_true", help="remove the data too")

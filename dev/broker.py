@@ -5,11 +5,12 @@ import shutil
 import socket
 import struct
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
 from dev import cache, kafka_dist, ports
-from dev.console import run, say
+from dev.console import run
 from dev.server import ProcessServer
 
 _JVM = (
@@ -22,28 +23,39 @@ _JVM = (
     "-XX:+ExplicitGCInvokesConcurrent",
     "-Djava.awt.headless=true",
     "-Djava.net.preferIPv4Stack=true",
+    # A class archive that does not fit is not used, silently.
     "-Xshare:auto",
     "-Xlog:cds=off",
     "-Xlog:cds+dynamic=off",
 )
 
 
-def new_uuid() -> str:
-    """Return a random id as Kafka writes them."""
-    while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[:22]).startswith("-"):
-        pass
-    return text
+class Cluster(ABC):
+    """What a node has to know of its cluster."""
+
+    @abstractmethod
+    def cluster_id(self) -> str:
+        """Return the id all nodes share."""
+
+    @abstractmethod
+    def settings(self, broker: "Broker") -> dict[str, str]:
+        """Return the properties of one node."""
+
+    @abstractmethod
+    def jvm(self) -> list[str]:
+        """Return flags of the Java machine for every node."""
 
 
 class Broker(ProcessServer):
     """A node of a Kafka cluster, started, stopped and killed on its own."""
 
-    def __init__(self, home: Path, node: int, *, die_with_parent: bool = False) -> None:
+    def __init__(
+        self, home: Path, node: int, cluster: Cluster, *, die_with_parent: bool = False
+    ) -> None:
         super().__init__(home, die_with_parent=die_with_parent)
         self.node = node
         self.title = f"Kafka broker {node}"
-        self.cluster = ""
-        self.settings: dict[str, str] = {}
+        self._cluster = cluster
 
     @property
     def controller_port(self) -> int:
@@ -52,20 +64,12 @@ class Broker(ProcessServer):
 
     def command(self, options: Sequence[str]) -> list[str]:
         tree = kafka_dist.fetch()
-        archive = cache.artefact(
-            f"kafka-{kafka_dist.VERSION}-java-{kafka_dist.java_key()}", _archive
-        )
-        return self.plain_command(
-            tree, options, [f"-XX:SharedArchiveFile={archive / 'classes.jsa'}"]
-        )
-
-    def plain_command(self, tree: Path, options: Sequence[str], jvm: Sequence[str]) -> list[str]:
-        """Return the command line with these extra JVM flags."""
-        file = self.home / "server.properties"
         data = self.home / "data"
         if not data.is_dir():
             self._format(tree, data)
-        settings = {**self.settings, **dict(option.split("=", 1) for option in options)}
+        settings = self._cluster.settings(self)
+        settings |= dict(option.split("=", 1) for option in options)
+        file = self.home / "server.properties"
         file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         temporary = self.home / "tmp"
         # Native libraries are unpacked there, and stay behind after a SIGKILL.
@@ -74,7 +78,7 @@ class Broker(ProcessServer):
         return [
             kafka_dist.java(),
             *_JVM,
-            *jvm,
+            *self._cluster.jvm(),
             f"-Djava.io.tmpdir={temporary}",
             f"-XX:ErrorFile={self.home / 'java-error.log'}",
             *kafka_dist.classpath(tree),
@@ -83,7 +87,7 @@ class Broker(ProcessServer):
         ]
 
     def probe(self) -> bool:
-        # A broker answers no request before it has joined the cluster and is unfenced.
+        # An ApiVersions request: a broker answers none before it has joined the cluster.
         try:
             with socket.create_connection(("127.0.0.1", self.port), 2.0) as wire:
                 wire.sendall(struct.pack(">ihhihB", 11, 18, 0, 7, 1, ord("p")))
@@ -98,10 +102,19 @@ class Broker(ProcessServer):
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(template / "data", partial)
         (partial / "meta.properties").write_text(
-            f"version=1\ncluster.id={self.cluster}\nnode.id={self.node}\n"
+            f"version=1\ncluster.id={self._cluster.cluster_id()}\nnode.id={self.node}\n"
             f"directory.id={new_uuid()}\n"
         )
         partial.rename(data)
+
+
+def new_uuid() -> str:
+    """Return a random id as Kafka writes them."""
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[:22]
+        # Kafka's tools would take it for an option.
+        if not text.startswith("-"):
+            return text
 
 
 def _template(into: Path) -> None:
@@ -114,18 +127,3 @@ def _template(into: Path) -> None:
     )
     tool = ["kafka.tools.StorageTool", "format", "-t", new_uuid(), "-c", str(file)]
     run([kafka_dist.java(), *kafka_dist.classpath(kafka_dist.fetch()), *tool])
-
-
-def _archive(into: Path) -> None:
-    """Run a broker once and keep its loaded classes: later starts take half the time."""
-    from dev.kafka import Kafka  # here: a cluster is built of brokers
-
-    say("preparing a fast start for Kafka")
-    trial = Kafka(into / "trial")
-    [broker] = trial.brokers
-    trial.configure()
-    flags = [f"-XX:ArchiveClassesAtExit={into / 'classes.jsa'}"]
-    broker.launch(broker.plain_command(kafka_dist.fetch(), (), flags))
-    broker.wait_ready()
-    broker.stop(60)
-    shutil.rmtree(trial.home)

@@ -1,8 +1,10 @@
 """How this package speaks: progress on stderr, and errors a person can act on."""
 
+import contextlib
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 
@@ -40,6 +42,28 @@ def run(argv: Sequence[str | Path], *, cwd: Path | None = None, stdin: bytes | N
 
 def size(path: Path) -> str:
     """Return the disk size of a file or tree in words, such as "12 MB"."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    blocks = sum(file.lstat().st_blocks for file in files if not file.is_dir())
+    blocks = 0
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        # Files come and go while a download is watched.
+        with contextlib.suppress(OSError):
+            blocks += file.lstat().st_blocks
     return f"{blocks * 512 / 1_000_000:.0f} MB"
+
+
+@contextlib.contextmanager
+def watching(label: str, path: Path, every: float = 3.0) -> Iterator[None]:
+    """Say the label, and how the tree under `path` grows for as long as the body runs."""
+    say(label)
+    done = threading.Event()
+
+    def report() -> None:
+        while not done.wait(every):
+            say(f"{label} ... {size(path)}")
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -1,13 +1,14 @@
 """Kafka 4.3.1 from Maven Central, and the Java that runs it."""
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 from dev import apt, cache
-from dev.console import DevError, run, say, size
+from dev.console import DevError, run, say, size, watching
 
 VERSION = "4.3.1"
 _LOGGING = "2.25.4"
@@ -52,6 +53,13 @@ def java() -> str:
     return found
 
 
+def can_fetch() -> bool:
+    """Tell whether Java and Maven are there or may be installed."""
+    if _java_version() >= 17 and shutil.which("mvn") is not None:
+        return True
+    return apt.is_debian() and os.geteuid() == 0
+
+
 def java_key() -> str:
     """Return a name for this exact Java: its class archives fit no other."""
     return hashlib.sha256(_java_banner().encode()).hexdigest()[:12]
@@ -67,11 +75,12 @@ def _build(into: Path) -> None:
     java()
     if shutil.which("mvn") is None:
         apt.install("maven")
-    say(f"fetching Kafka {VERSION}")
     (into / "pom.xml").write_text(_POM)
     (into / "log4j2.properties").write_text(_LOG4J)
     goal = ["dependency:copy-dependencies", "-DincludeScope=runtime"]
-    run(["mvn", "-B", "-q", "-f", into / "pom.xml", *goal, f"-DoutputDirectory={into / 'libs'}"])
+    goal.append(f"-DoutputDirectory={into / 'libs'}")
+    with watching(f"fetching Kafka {VERSION}", into):
+        run(["mvn", "-B", "-q", "-f", into / "pom.xml", *goal])
     say(f"fetched Kafka {VERSION}: {size(into)}")
 
 

@@ -4,7 +4,7 @@ import platform
 from pathlib import Path
 
 from dev import apt, cache
-from dev.console import run, say, size
+from dev.console import run, say, size, watching
 from dev.database import Database
 
 # What mariadb-install-db feeds to the server, in its order.
@@ -24,8 +24,8 @@ def fetch() -> Path:
 
 
 def _build(into: Path) -> None:
-    say("fetching MariaDB 10.11")
-    version = apt.unpack("mariadb-server-core", "bookworm", into)
+    with watching("fetching MariaDB 10.11", into):
+        version = apt.unpack("mariadb-server-core", "bookworm", into)
     say(f"fetched MariaDB {version}: {size(into)}")
 
 

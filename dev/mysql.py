@@ -5,7 +5,7 @@ import platform
 from pathlib import Path
 
 from dev import apt, cache
-from dev.console import run, say, size
+from dev.console import run, say, size, watching
 from dev.database import Database
 
 
@@ -15,8 +15,8 @@ def fetch() -> Path:
 
 
 def _build(into: Path) -> None:
-    say("fetching MySQL 9.7")
-    version = apt.unpack("mysql-server-core", "sid", into, keep=("mysqlbinlog",))
+    with watching("fetching MySQL 9.7", into):
+        version = apt.unpack("mysql-server-core", "sid", into, keep=("mysqlbinlog",))
     say(f"fetched MySQL {version}: {size(into)}")
 
 

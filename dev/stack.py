@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dev import kafka, mariadb, mysql
+from dev import apt, docker, kafka, kafka_dist, mariadb, mysql
 from dev.console import DevError, say
 from dev.database import Database
 from dev.server import Server
 
 NAMES = ("mysql", "kafka", "mariadb")
+_DOCKER = "in-docker"
 FETCH: dict[str, Callable[[], Path]] = {
     "mysql": mysql.fetch,
     "kafka": kafka.fetch,
@@ -30,15 +31,42 @@ def made(home: Path) -> list[str]:
     return [name for name in NAMES if (home / name).is_dir()]
 
 
+def obstacle(names: Iterable[str]) -> str | None:
+    """Return why the servers cannot be fetched on this machine, or None."""
+    if not apt.is_debian():
+        return "the servers can only be fetched on Debian"
+    if "kafka" in names and not kafka_dist.can_fetch():
+        return "Kafka needs Java 17 and Maven, which only root can install"
+    return None
+
+
+def in_docker(home: Path) -> bool:
+    """Tell whether the servers of a home run in containers."""
+    return (home / _DOCKER).exists()
+
+
 def fetch(names: Iterable[str]) -> None:
     """Fetch what the servers need, all at once."""
     _together(names, lambda name: str(FETCH[name]()))
 
 
-def up(home: Path, names: Iterable[str]) -> None:
-    """Start the servers that are not running, with the data they had."""
+def up(home: Path, names: Iterable[str], *, with_docker: bool = False) -> None:
+    """Start the servers that are not running, with the data they had.
+
+    In containers when asked, or when there is no other way and a Docker daemon answers.
+    """
+    why_not = None if with_docker else obstacle(names)
+    if why_not is not None and not docker.answers():
+        raise DevError(
+            f"{why_not}; install Docker and use --docker, "
+            "or point the CDC_RELAY_TEST_* variables at existing servers"
+        )
     home.mkdir(parents=True, exist_ok=True)
     (home / ".gitignore").write_text("*\n")
+    if with_docker or why_not is not None or in_docker(home):
+        docker.up(names)
+        (home / _DOCKER).touch()
+        return
 
     def start(name: str) -> str:
         one = server(home, name)
@@ -53,6 +81,9 @@ def up(home: Path, names: Iterable[str]) -> None:
 
 def down(home: Path, *, delete: bool) -> None:
     """Stop the servers of a home, and remove their data when asked."""
+    if in_docker(home):
+        docker.down(delete=delete)
+        (home / _DOCKER).unlink()
 
     def stop(name: str) -> str:
         one = server(home, name)
@@ -69,7 +100,7 @@ def down(home: Path, *, delete: bool) -> None:
 
 def environment(home: Path) -> dict[str, str]:
     """Return the variables that point `cdc-relay` and the tests at the servers of a home."""
-    env: dict[str, str] = {}
+    env = docker.environment(NAMES) if in_docker(home) else {}
     for name in made(home):
         one = server(home, name)
         if isinstance(one, Database):
