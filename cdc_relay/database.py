@@ -1,0 +1,410 @@
+"""The one door to the database: how ours connect, what a wrong answer means, what the table is.
+
+Every connection of ours, the pooled SQL ones and the relay's binlog one, is built from
+``connect_arguments``, so one URL and one TLS setting serve them all. Every database error leaves
+through ``database_errors`` as one clear line of the error tree.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+import pymysql
+from sqlalchemy import Connection, Engine, create_engine, event, exc
+from sqlalchemy.engine import URL
+
+from cdc_relay.config import Settings
+from cdc_relay.errors import ConfigError, SourceError, SourceUnavailableError
+from cdc_relay.outbox import OPTIONAL_COLUMNS, REQUIRED_COLUMNS
+
+_CONNECT_TIMEOUT_S: Final = 10
+# Long enough for a count over a large table; short enough that a dead link is noticed.
+_READ_TIMEOUT_S: Final = 120
+_LOCK_WAIT_S: Final = 5
+
+_T = TypeVar("_T")
+
+
+# --- connecting -----------------------------------------------------------------------------
+
+
+def connect_arguments(settings: Settings) -> dict[str, Any]:
+    """Return PyMySQL's keyword arguments for ``settings``: address, login, charset and TLS.
+
+    The URL's query may hold any keyword of ``pymysql.connect`` that is a number, a switch or a
+    text, and the TLS names of SQLAlchemy and of the MySQL clients (``ssl_ca``, ``ssl_cert``,
+    ``ssl_key``, ``ssl_check_hostname``, ``ssl_mode``, …). The ``database_tls_*`` settings win
+    over the URL. Raises ``ConfigError`` for a key that does not exist or a file that cannot be
+    read. No connection is made.
+    """
+    url = settings.url()
+    arguments: dict[str, Any] = {
+        "host": url.host or "localhost",
+        "port": url.port or 3306,
+        "user": url.username,
+        # PyMySQL would encode text as Latin-1; the server compares UTF-8.
+        "password": (url.password or "").encode(),
+        "database": url.database,
+        "connect_timeout": _CONNECT_TIMEOUT_S,
+    }
+    query = {
+        key: value if isinstance(value, str) else value[-1] for key, value in url.query.items()
+    }
+    arguments |= _tls_arguments(query, settings)
+    allowed = signature(pymysql.Connection.__init__).parameters
+    for key, value in query.items():
+        if key not in allowed or key in ("ssl", "conv", "cursorclass", "db", "passwd"):
+            raise ConfigError(f"database_url: {key!r} is not an option of a database connection")
+        arguments[key] = _typed(key, value, allowed[key].default)
+    # What the server sends must be the payload's own bytes, whatever the URL says.
+    arguments["charset"] = "utf8mb4"
+    return arguments
+
+
+def engine(settings: Settings) -> Engine:
+    """Return the engine of our SQL connections. It connects on first use.
+
+    Each statement is its own transaction (autocommit), so no read view and no row lock outlives
+    a statement; READ COMMITTED, so that an UPDATE locks the rows it changes and no gaps; session
+    time zone UTC. Connections are checked before use and pooled (two, four at a peak). Threads
+    may share it. Dispose of it at the end.
+    """
+    settings.require("database_url")
+    arguments = {"read_timeout": _READ_TIMEOUT_S, "write_timeout": _READ_TIMEOUT_S}
+    arguments |= connect_arguments(settings)
+    made = create_engine(
+        settings.url().set(query={}),
+        connect_args=arguments,
+        isolation_level="AUTOCOMMIT",
+        pool_size=2,
+        max_overflow=2,
+        pool_pre_ping=True,
+        # Nothing to roll back in autocommit: one round trip less for each batch of marks.
+        pool_reset_on_return=None,
+    )
+    event.listen(made, "connect", _prepare_session)
+    return made
+
+
+def _prepare_session(connection: Any, _record: object) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        cursor.execute(
+            f"SET SESSION time_zone = '+00:00', innodb_lock_wait_timeout = {_LOCK_WAIT_S}"
+        )
+
+
+def _typed(key: str, value: str, default: object) -> object:
+    if isinstance(default, bool):
+        return _switch(key, value)
+    if isinstance(default, int) or key.endswith("_timeout"):
+        try:
+            return int(value)
+        except ValueError:
+            raise ConfigError(f"database_url: {key}={value} is not a whole number") from None
+    return value
+
+
+def _switch(key: str, value: str) -> bool:
+    lowered = value.lower()
+    if lowered in ("true", "1", "yes", "on"):
+        return True
+    if lowered in ("false", "0", "no", "off"):
+        return False
+    raise ConfigError(f"database_url: {key}={value} is not true or false")
+
+
+# The modes of the MySQL clients, as the ``ssl`` dictionary of PyMySQL.
+_SSL_MODES: Final[Mapping[str, dict[str, Any]]] = {
+    "DISABLED": {},
+    "PREFERRED": {},
+    "REQUIRED": {"verify_mode": False, "check_hostname": False},
+    "VERIFY_CA": {"verify_mode": True, "check_hostname": False},
+    "VERIFY_IDENTITY": {"verify_mode": True, "check_hostname": True},
+}
+_TLS_TEXTS: Final = ("ca", "capath", "cert", "key", "cipher")
+
+
+def _tls_arguments(query: dict[str, str], settings: Settings) -> dict[str, Any]:
+    """Take the TLS keys out of ``query`` and return PyMySQL's, with the settings' files."""
+    tls: dict[str, Any] = {}
+    mode = query.pop("ssl_mode", "").upper()
+    if mode:
+        if mode not in _SSL_MODES:
+            raise ConfigError(
+                f"database_url: ssl_mode={mode} is not one of {', '.join(_SSL_MODES)}"
+            )
+        tls |= _SSL_MODES[mode]
+    if "ssl_verify_cert" in query:
+        tls["verify_mode"] = _switch("ssl_verify_cert", query.pop("ssl_verify_cert"))
+    for key in ("ssl_check_hostname", "ssl_verify_identity"):
+        if key in query:
+            tls["check_hostname"] = _switch(key, query.pop(key))
+    if "ssl_key_password" in query:
+        tls["password"] = query.pop("ssl_key_password")
+    for name in _TLS_TEXTS:
+        if f"ssl_{name}" in query:
+            tls[name] = query.pop(f"ssl_{name}")
+    disabled = mode == "DISABLED" or _switch("ssl_disabled", query.pop("ssl_disabled", "false"))
+    for name in ("ca", "cert", "key"):
+        path = getattr(settings, f"database_tls_{name}")
+        if path is not None:
+            tls[name] = str(path)
+        if name in tls:
+            _readable(name, Path(tls[name]))
+    if settings.database_tls_ca is None and disabled:
+        return {"ssl_disabled": True}
+    # No key at all leaves PyMySQL at its own default: TLS where the server offers it.
+    return {"ssl": tls} if tls else {}
+
+
+def _readable(name: str, path: Path) -> None:
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise ConfigError(f"database_tls_{name}: cannot read {path}: {error.strerror}") from None
+
+
+# --- errors ---------------------------------------------------------------------------------
+
+# Numbers of mysqld_error.h and of the client library's errmsg.h.
+_ACCESS_DENIED: Final = (1045, 1698, 1130, 1251, 1820, 1862, 2059, 2061, 3118, 4151)
+_UNKNOWN_DATABASE: Final = 1049
+_NO_SUCH_TABLE: Final = (1146, 1932)
+_MISSING_GRANT: Final = (1044, 1142, 1143, 1227, 1370)
+_TLS_FAILED: Final = 2026
+_LOCKED: Final = (1205, 1213)
+# Too many connections, shutting down, read-only (a failover under way), killed, lost.
+_UNAVAILABLE: Final = (
+    *(0, 1040, 1053, 1077, 1079, 1129, 1152, 1158, 1159, 1160, 1161, 1203, 1226, 1290, 1317),
+    *(1792, 1836, 1927, 2002, 2003, 2006, 2013, 2014, 2027, 2055, 3032, 3169, 4031),
+)
+_DENIED: Final = re.compile(r"(.+?) command denied to user (\S+) for (?:table|column) (.+)")
+
+
+@contextmanager
+def database_errors(url: URL) -> Iterator[None]:
+    """Turn every error of a database in the body into ``SourceError`` or
+    ``SourceUnavailableError`` with one line. ``url`` names the server; its password is never
+    shown. Errors of the tree pass through as they are.
+    """
+    try:
+        yield
+    except (exc.DBAPIError, exc.TimeoutError, pymysql.MySQLError, OSError) as error:
+        raise explain(error, url) from error
+
+
+def explain(error: Exception, url: URL) -> SourceError:
+    """Return the error of the tree that says what ``error`` (of SQLAlchemy, of PyMySQL or of the
+    socket) means for a user."""
+    cause: Any = getattr(error, "orig", None) or error
+    server = f"the database at {url.host or 'localhost'}:{url.port or 3306}"
+    if isinstance(getattr(cause, "original_exception", None), ssl.SSLCertVerificationError):
+        reason = cause.original_exception.verify_message
+        return SourceError(
+            f"{server} has no certificate that database_tls_ca vouches for: {reason.rstrip('.')} "
+            f"(its host name is not checked with ?ssl_check_hostname=false in the URL)"
+        )
+    if isinstance(cause, (OSError, exc.TimeoutError)):
+        return SourceUnavailableError(f"{server} does not answer: {_line(cause)}")
+    code = cause.args[0] if cause.args and isinstance(cause.args[0], int) else -1
+    message = _line(cause.args[1]) if len(cause.args) > 1 else _line(cause)
+    if code in _ACCESS_DENIED:
+        return SourceError(f"{server} refused the login: {message}")
+    if code == _UNKNOWN_DATABASE:
+        return SourceError(f"{server} has no schema {url.database!r}: create it or mend the URL")
+    if code in _NO_SUCH_TABLE:
+        table = re.search(r"'(.+?)'", message)
+        name = table[1] if table else "of the outbox"
+        return SourceError(f"table {name} does not exist: run cdc-relay init")
+    if code in _MISSING_GRANT:
+        return SourceError(f"{server}: missing grant: {_grant(message, url)}")
+    if code == _TLS_FAILED:
+        return SourceError(f"{server} offers no TLS as asked: {message}")
+    if code in _LOCKED:
+        return SourceUnavailableError(f"{server}: other sessions hold the rows: {message}")
+    if code in _UNAVAILABLE:
+        return SourceUnavailableError(f"{server} does not answer: {message or 'connection lost'}")
+    return SourceError(f"{server} refused a statement: {message} ({code})")
+
+
+def _grant(message: str, url: URL) -> str:
+    denied = _DENIED.match(message)
+    if denied is None:
+        return message
+    privilege, user, on = denied.groups()
+    table = on.replace("`", "").replace("'", "").rpartition(".")[2]
+    return f"GRANT {privilege} ON `{url.database}`.`{table}` TO {user} ({message})"
+
+
+def _line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def retry_locked(action: Callable[[], _T], tries: int = 5) -> _T:
+    """Run ``action`` again when InnoDB chose it as the victim of a deadlock or it waited too long
+    for a lock; both rolled it back, so it must be one transaction. Anything else, and the last
+    try's error, is raised as it came. (Four lines do not need a retry library.)
+    """
+    for attempt in range(1, tries):
+        try:
+            return action()
+        except exc.DBAPIError as error:
+            if error.orig is None or error.orig.args[:1] not in ((1205,), (1213,)):
+                raise
+        # Spread the rivals, or they meet again: up to 50, 100, 200, 400 ms.
+        time.sleep(random.uniform(0, 0.025 * 2**attempt))
+    return action()
+
+
+# --- the table ------------------------------------------------------------------------------
+
+PayloadKind = Literal["json", "text", "binary"]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnShape:
+    """A column as information_schema tells it."""
+
+    name: str
+    data_type: str
+    """Lower case, without length: ``varchar``, ``json``, ``datetime``."""
+    nullable: bool
+    characters: int
+    """Longest text, 0 where the type has no length."""
+    charset: str
+    """Character set, empty where the type has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """The outbox table as the server has it: what may differ from our own DDL."""
+
+    schema: str
+    table: str
+    columns: Mapping[str, ColumnShape]
+    """All columns by name, in the table's order, those that are not ours included."""
+    payload_kind: PayloadKind
+
+    @property
+    def quoted(self) -> str:
+        """`schema`.`table` for SQL text that is given to the driver with parameters."""
+        return f"{quote(self.schema)}.{quote(self.table)}".replace("%", "%%")
+
+
+def quote(name: str) -> str:
+    """Return ``name`` as a quoted SQL identifier."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+_TEXTS: Final = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext")
+_BINARIES: Final = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob")
+_INTEGERS: Final = ("tinyint", "smallint", "mediumint", "int", "bigint")
+_TIMES: Final = ("datetime", "timestamp")
+_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "id": _INTEGERS,
+    "event_id": _TEXTS,
+    "aggregate_type": _TEXTS,
+    "aggregate_id": _TEXTS,
+    "event_type": _TEXTS,
+    "payload": ("json", *_TEXTS, *_BINARIES),
+    "headers": ("json", *_TEXTS),
+    "status": _INTEGERS,
+    "retry_count": _INTEGERS,
+    "next_retry_time": _TIMES,
+    "last_error": _TEXTS,
+    "created_at": _TIMES,
+    "updated_at": _TIMES,
+    "sent_at": _TIMES,
+}
+
+
+def describe_table(connection: Connection, settings: Settings) -> TableShape:
+    """Read the outbox table's shape, or raise ``SourceError`` with one line: it does not exist,
+    is a view, is not transactional, lacks a column, or has one of a type that cannot work.
+
+    MySQL 8.0 and later, MariaDB 10.6 and later. Reads only; leaves no transaction open.
+    """
+    schema, table = settings.schema_and_table()
+    with database_errors(connection.engine.url):
+        # Asked first because information_schema hides what the user may not see: this tells a
+        # missing table from a missing grant.
+        name = f"{quote(schema)}.{quote(table)}"
+        connection.exec_driver_sql(f"SELECT 1 FROM {name} LIMIT 0")
+        found = connection.exec_driver_sql(_TABLE_SQL, (schema, table)).one()
+        rows = connection.exec_driver_sql(_COLUMNS_SQL, (schema, table)).all()
+        columns = {
+            name: ColumnShape(name, kind.lower(), bool(nullable), int(characters), charset)
+            for name, kind, nullable, characters, charset in rows
+        }
+        full_name = f"{found[0]}.{found[1]}"
+        _check_shape(full_name, found[2], found[3], columns)
+        kind = _payload_kind(connection, schema, table, columns["payload"].data_type)
+    return TableShape(found[0], found[1], columns, kind)
+
+
+_TABLE_SQL: Final = (
+    "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, ENGINE FROM information_schema.TABLES"
+    " WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
+)
+_COLUMNS_SQL: Final = (
+    "SELECT LOWER(COLUMN_NAME), DATA_TYPE, IS_NULLABLE = 'YES',"
+    " COALESCE(CHARACTER_MAXIMUM_LENGTH, 0), COALESCE(CHARACTER_SET_NAME, '')"
+    " FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
+    " ORDER BY ORDINAL_POSITION"
+)
+# MariaDB only: MySQL's view of this name has no TABLE_NAME, and its JSON is a type of its own.
+_CHECKS_SQL: Final = (
+    "SELECT CHECK_CLAUSE FROM information_schema.CHECK_CONSTRAINTS"
+    " WHERE CONSTRAINT_SCHEMA = %s AND TABLE_NAME = %s"
+)
+
+
+def is_mariadb(connection: Connection) -> bool:
+    """Whether the server behind ``connection`` is MariaDB."""
+    return bool(getattr(connection.dialect, "is_mariadb", False))
+
+
+def _check_shape(
+    name: str, table_type: str, engine_name: str | None, columns: Mapping[str, ColumnShape]
+) -> None:
+    if table_type not in ("BASE TABLE", "SYSTEM VERSIONED"):
+        raise SourceError(f"{name} is a {table_type.lower()}; the outbox must be a table")
+    if str(engine_name).lower() in ("myisam", "aria", "memory", "csv", "archive", "blackhole"):
+        raise SourceError(
+            f"table {name} uses the engine {engine_name}, which has no transactions, so an event "
+            f"would outlive a rollback: ALTER TABLE {name} ENGINE = InnoDB"
+        )
+    missing = [column for column in REQUIRED_COLUMNS if column not in columns]
+    if missing:
+        raise SourceError(
+            f"table {name} lacks the columns {', '.join(missing)}; cdc-relay schema prints them all"
+        )
+    for column in (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS):
+        shape = columns.get(column)
+        if shape is not None and shape.data_type not in _TYPES[column]:
+            raise SourceError(
+                f"table {name}: column {column} is of type {shape.data_type}; it must be one of "
+                f"{', '.join(_TYPES[column])}"
+            )
+
+
+def _payload_kind(connection: Connection, schema: str, table: str, data_type: str) -> PayloadKind:
+    if data_type == "json":
+        return "json"
+    if data_type in _BINARIES:
+        return "binary"
+    if data_type == "longtext" and is_mariadb(connection):
+        checks = connection.exec_driver_sql(_CHECKS_SQL, (schema, table)).scalars()
+        if any(re.sub(r"[`\s]", "", check).lower() == "json_valid(payload)" for check in checks):
+            return "json"
+    return "text"
