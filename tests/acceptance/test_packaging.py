@@ -1,0 +1,77 @@
+"""The wheel, and what a service gets that installs it with SQLAlchemy alone."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("cdc_relay", "fallback", "writer")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy: a stale build/ in the checkout must not get into it."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    target = tmp_path_factory.mktemp("wheel")
+    _pip(Path(sys.executable), "wheel", "--no-deps", "--wheel-dir", str(target), str(source))
+    (built,) = target.glob("*.whl")
+    return built
+
+
+def _pip(python: Path, *arguments: str) -> None:
+    done = subprocess.run(
+        [python, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_wheel_holds_exactly_the_three_packages(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    info = {name for name in names if name.partition("/")[0].endswith(".dist-info")}
+    files = {
+        str(file.relative_to(ROOT))
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*")
+        if file.suffix == ".py" or file.name == "py.typed"
+    }
+    assert names - info == files
+    assert any(name.endswith("licenses/LICENSE") for name in info)
+
+
+def test_writer_works_where_only_sqlalchemy_is_installed(wheel: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], timeout=120, check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    _pip(python, "install", "SQLAlchemy")
+    _pip(python, "install", "--no-deps", str(wheel))
+    code = (
+        "from sqlalchemy import MetaData\n"
+        "from writer import NotInTransactionError, Outbox, outbox_table\n"
+        "Outbox()\n"
+        "print(outbox_table(MetaData()).name)\n"
+    )
+    # -I: neither the checkout nor this environment's variables get into it.
+    done = subprocess.run(
+        [python, "-I", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "outbox_event\n"

@@ -1,0 +1,81 @@
+"""What is declared about the packages is what is there."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNEL = {"cdc_relay", "cdc_relay.errors", "cdc_relay.outbox"}
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        return tomllib.load(file)
+
+
+def _modules(statement: str) -> set[str]:
+    """Return the modules that a fresh interpreter has after a statement."""
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return set(json.loads(done.stdout))
+
+
+def test_import_writer_loads_sqlalchemy_and_the_kernel_only() -> None:
+    loaded = _modules("import writer") - _modules("import sqlalchemy, sqlalchemy.dialects.mysql")
+    ours = {name for name in loaded if name.partition(".")[0] == "cdc_relay"}
+    foreign = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names
+    assert ours <= KERNEL
+    assert foreign <= {"writer", "cdc_relay", "sqlalchemy"}
+
+
+def test_every_package_is_listed(project: dict[str, Any]) -> None:
+    there = {
+        str(file.parent.relative_to(ROOT)).replace("/", ".")
+        for top in ("cdc_relay", "fallback", "writer")
+        for file in (ROOT / top).rglob("__init__.py")
+    }
+    assert set(project["tool"]["setuptools"]["packages"]) == there
+
+
+@pytest.mark.parametrize("package", ["cdc_relay", "fallback", "writer"])
+def test_packages_are_typed(project: dict[str, Any], package: str) -> None:
+    assert (ROOT / package / "py.typed").exists()
+    assert "py.typed" in project["tool"]["setuptools"]["package-data"][package]
+
+
+def test_console_script_leads_to_a_function(project: dict[str, Any]) -> None:
+    module, _, name = project["project"]["scripts"]["cdc-relay"].partition(":")
+    assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_console_script_is_installed() -> None:
+    scripts = entry_points(group="console_scripts", name="cdc-relay")
+    assert [script.value for script in scripts] == ["cdc_relay.cli:main"]
+
+
+@pytest.mark.parametrize("package", ["fallback", "writer"])
+def test_packages_with_plain_names_import_themselves_relatively(package: str) -> None:
+    # Where another distribution owns the name, an absolute import would reach the wrong one.
+    for file in (ROOT / package).rglob("*.py"):
+        for line in file.read_text().splitlines():
+            words = line.split()
+            assert words[:2] != ["from", package], f"{file.name}: {line}"
+            assert not (words[:1] == ["from"] and words[1].startswith(f"{package}.")), line
+            assert words[:2] != ["import", package], f"{file.name}: {line}"
