@@ -294,6 +294,16 @@ class TableShape:
     columns: Mapping[str, ColumnShape]
     """All columns by name, in the table's order, those that are not ours included."""
     payload_kind: PayloadKind
+    indexes: Mapping[str, tuple[str, ...]]
+    """Columns of each index by its name."""
+
+    def force_index(self, *columns: str) -> str:
+        """Return the SQL hint that makes a statement use the index that begins with ``columns``
+        whatever the optimizer's statistics say, or nothing where the table has none."""
+        for name, indexed in self.indexes.items():
+            if indexed[: len(columns)] == columns:
+                return f" FORCE INDEX ({quote(name)})".replace("%", "%%")
+        return ""
 
     @property
     def quoted(self) -> str:
@@ -339,17 +349,24 @@ def describe_table(connection: Connection, settings: Settings) -> TableShape:
         # Asked first because information_schema hides what the user may not see: this tells a
         # missing table from a missing grant.
         name = f"{quote(schema)}.{quote(table)}"
-        connection.exec_driver_sql(f"SELECT 1 FROM {name} LIMIT 0")
+        connection.exec_driver_sql(f"SELECT 1 FROM {name} LIMIT 0".replace("%", "%%"))
         found = connection.exec_driver_sql(_TABLE_SQL, (schema, table)).one()
         rows = connection.exec_driver_sql(_COLUMNS_SQL, (schema, table)).all()
         columns = {
             name: ColumnShape(name, kind.lower(), bool(nullable), int(characters), charset)
             for name, kind, nullable, characters, charset in rows
         }
+        indexes: dict[str, tuple[str, ...]] = {}
+        for index, column in connection.exec_driver_sql(_INDEXES_SQL, (schema, table)):
+            indexes[index] = (*indexes.get(index, ()), column)
         full_name = f"{found[0]}.{found[1]}"
         _check_shape(full_name, found[2], found[3], columns)
+        if not any(indexed[0] == "id" for indexed in indexes.values()):
+            raise SourceError(
+                f"table {full_name}: column id has no index; it must be the primary key"
+            )
         kind = _payload_kind(connection, schema, table, columns["payload"].data_type)
-    return TableShape(found[0], found[1], columns, kind)
+    return TableShape(found[0], found[1], columns, kind, indexes)
 
 
 _TABLE_SQL: Final = (
@@ -361,6 +378,10 @@ _COLUMNS_SQL: Final = (
     " COALESCE(CHARACTER_MAXIMUM_LENGTH, 0), COALESCE(CHARACTER_SET_NAME, '')"
     " FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
     " ORDER BY ORDINAL_POSITION"
+)
+_INDEXES_SQL: Final = (
+    "SELECT INDEX_NAME, COALESCE(LOWER(COLUMN_NAME), '') FROM information_schema.STATISTICS"
+    " WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s ORDER BY INDEX_NAME, SEQ_IN_INDEX"
 )
 # MariaDB only: MySQL's view of this name has no TABLE_NAME, and its JSON is a type of its own.
 _CHECKS_SQL: Final = (

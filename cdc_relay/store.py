@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from sqlalchemy import Engine
 
@@ -21,6 +21,9 @@ RETRY_LADDER_S: Final = (1, 5, 30, 120, 900, 3600, 21600)
 
 # One UPDATE of this many rows is about 250 kB of SQL, far below any max_allowed_packet.
 _MARK_ROWS: Final = 5000
+
+_REASON_CHARACTERS: Final = 512
+
 
 Aggregate = tuple[str, str]
 """(aggregate_type, aggregate_id)"""
@@ -83,7 +86,7 @@ class Store:
         # Driven by the primary key whatever the optimizer's statistics say: rows are locked in
         # id order, the same in every session, so two of them wait instead of deadlocking.
         self._mark_head = (
-            f"UPDATE {self._table} FORCE INDEX (PRIMARY)"
+            f"UPDATE {self._table}{shape.force_index('id')}"
             f" SET status = {SENT}{sent_at}, updated_at = UTC_TIMESTAMP(6) WHERE id IN ("
         )
         self._mark_tail = f") AND event_id IN %s AND status = {PENDING}"
@@ -106,6 +109,144 @@ class Store:
             marked += self._update(sql, ([event_id for _, event_id in part],))
         return marked
 
+    def scan(self, older_than_s: float, limit: int) -> PendingScan:
+        """Return a scan over the rows that are pending for longer than ``older_than_s`` seconds
+        (0: all of them), in batches of at most ``limit``. Nothing is read yet."""
+        return PendingScan(self, older_than_s, limit)
+
+    def newest_pending(self, older_than_s: float) -> int:
+        """Return the highest id among the rows pending for longer than ``older_than_s`` seconds,
+        0 where there is none."""
+        age = f" AND (created_at IS NULL OR created_at <= {_ago(older_than_s)})"
+        sql = f"SELECT COALESCE(MAX(id), 0) FROM {self._table} WHERE status = {PENDING}" + (
+            age if older_than_s > 0 else ""
+        )
+        return int(self._read(sql)[0][0])
+
+    def scan_rows(
+        self, older_than_s: float, limit: int, after_id: int, last_id: int
+    ) -> list[tuple[int, Aggregate, bool]]:
+        """Return (id, aggregate, waits) of the pending rows in ``after_id`` < id <= ``last_id``,
+        in id order, ``limit`` at most. ``waits`` is True where the row, and so everything behind
+        it in its aggregate, must not be sent now: it is too young, its next try is later, or a
+        dead row stands before it."""
+        rows = self._read(self._scan_sql(older_than_s, limit, after_id, last_id))
+        return [(row[0], (row[1], row[2]), bool(row[3])) for row in rows]
+
+    def events(self, ids: Sequence[int]) -> list[PendingEvent]:
+        """Return the rows of ``ids`` that are still pending, in id order, with payload and
+        headers byte for byte as the server's SELECT gives them on a utf8mb4 connection."""
+        if not ids:
+            return []
+        headers = "headers" if "headers" in self._shape.columns else "NULL"
+        sql = (
+            "SELECT id, event_id, aggregate_type, aggregate_id, event_type, payload,"
+            # Computed by the server: a zero date has no Python value, and gives NULL here.
+            f" {headers}, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at), retry_count"
+            f" FROM {self._table} WHERE id IN ({','.join([str(int(row_id)) for row_id in ids])})"
+            f" AND status = {PENDING} ORDER BY id"
+        )
+        return [
+            PendingEvent(
+                OutboxEvent._make((*row[:5], _bytes(row[5]), _bytes(row[6]), row[7])), row[8]
+            )
+            for row in self._read(sql)
+        ]
+
+    def record_failure(self, event: OutboxEvent, retry_count: int, reason: str) -> Failure:
+        """Count a failure of ``event``, whose row had ``retry_count`` failures when it was read.
+
+        Sets the next try on the ladder, or makes the row dead after more than ``max_tries``
+        failures, and keeps ``reason`` where the table has ``last_error``. Two processes that saw
+        the same failure count it once.
+        """
+        tries = retry_count + 1
+        dead = tries > self._max_tries
+        delay_s = 0 if dead else retry_delay_s(tries)
+        changes = [f"status = {DEAD if dead else PENDING}", f"retry_count = {tries}"]
+        if not dead:
+            changes.append(f"next_retry_time = UTC_TIMESTAMP(6) + INTERVAL {delay_s} SECOND")
+        parameters: tuple[object, ...] = (event.event_id,)
+        if "last_error" in self._shape.columns:
+            changes.append("last_error = %s")
+            parameters = (self._fitting(reason), event.event_id)
+        sql = (
+            f"UPDATE {self._table} SET {', '.join(changes)}, updated_at = UTC_TIMESTAMP(6)"
+            f" WHERE id = {int(event.id)} AND event_id = %s AND status = {PENDING}"
+            f" AND retry_count = {int(retry_count)}"
+        )
+        if self._update(sql, parameters) == 0:
+            return Failure("gone", retry_count, 0)
+        return Failure("dead" if dead else "retry", tries, delay_s)
+
+    def has_pending(self, aggregate_type: str, aggregate_id: str) -> bool:
+        """Whether a row of the aggregate is pending."""
+        sql = (
+            f"SELECT 1 FROM {self._table} WHERE status = {PENDING}"
+            " AND aggregate_type = %s AND aggregate_id = %s LIMIT 1"
+        )
+        return bool(self._read(sql, (aggregate_type, aggregate_id)))
+
+    def counts(self) -> Counts:
+        """Count the rows by status. Walks the status index: about a second for ten million."""
+        groups = self._read(f"SELECT status, COUNT(*) FROM {self._table} GROUP BY status")
+        by_status = {int(status): int(count) for status, count in groups}
+        # Each failure sets a time; where every row has one, the count of tries must be read.
+        nullable = self._shape.columns["next_retry_time"].nullable
+        failing = "next_retry_time IS NOT NULL" if nullable else "retry_count > 0"
+        [(failing_count, oldest)] = self._read(
+            f"SELECT (SELECT COUNT(*) FROM {self._table} WHERE status = {PENDING} AND {failing}),"
+            " TIMESTAMPDIFF(MICROSECOND, MIN(created_at), UTC_TIMESTAMP(6))"
+            f" FROM {self._table} WHERE status = {PENDING}"
+        )
+        return Counts(
+            pending=by_status.get(PENDING, 0),
+            failing=int(failing_count),
+            sent=by_status.get(SENT, 0),
+            dead=by_status.get(DEAD, 0),
+            oldest_pending_s=None if oldest is None else max(0, int(oldest)) / 1e6,
+        )
+
+    def _scan_sql(self, older_than_s: float, limit: int, after_id: int, last_id: int) -> str:
+        waits = ["COALESCE(next_retry_time > UTC_TIMESTAMP(6), FALSE)"]
+        if older_than_s > 0:
+            waits.append(f"COALESCE(created_at > {_ago(older_than_s)}, FALSE)")
+        if self._on_dead == "block":
+            by_aggregate = self._shape.force_index("status", "aggregate_type", "aggregate_id")
+            waits.append(
+                f"EXISTS (SELECT 1 FROM {self._table} AS dead{by_aggregate}"
+                f" WHERE dead.status = {DEAD} AND dead.aggregate_type = outbox.aggregate_type"
+                " AND dead.aggregate_id = outbox.aggregate_id AND dead.id < outbox.id)"
+            )
+
+        by_retry = self._shape.force_index("status", "next_retry_time")
+
+        def part(condition: str) -> str:
+            return (
+                f"SELECT id, aggregate_type, aggregate_id, {' OR '.join(waits)}"
+                f" FROM {self._table} AS outbox{by_retry} WHERE status = {PENDING}{condition}"
+                f" AND id > {after_id} AND id <= {last_id} ORDER BY id LIMIT {limit}"
+            )
+
+        if not self._shape.columns["next_retry_time"].nullable:
+            # Takes no IS NULL: of a zero date in a NOT NULL column MySQL says that it is both.
+            return part("")
+        # Rows that never failed come out of (status, next_retry_time) in id order without a
+        # sort; only the few that failed are sorted.
+        fresh, failed = (part(f" AND next_retry_time IS {null}") for null in ("NULL", "NOT NULL"))
+        return f"({fresh}) UNION ALL ({failed}) ORDER BY id LIMIT {limit}"
+
+    def _fitting(self, reason: str) -> str:
+        """``reason`` as the column ``last_error`` can hold it."""
+        column = self._shape.columns["last_error"]
+        if column.charset != "utf8mb4":
+            reason = reason.encode("ascii", "backslashreplace").decode()
+        return reason[: min(column.characters, _REASON_CHARACTERS)]
+
+    def _read(self, sql: str, parameters: tuple[object, ...] = ()) -> list[Any]:
+        with database_errors(self._engine.url), self._engine.connect() as connection:
+            return list(connection.exec_driver_sql(sql, parameters).all())
+
     def _update(self, sql: str, parameters: tuple[object, ...]) -> int:
         def once() -> int:
             with self._engine.connect() as connection:
@@ -113,3 +254,53 @@ class Store:
 
         with database_errors(self._engine.url):
             return retry_locked(once)
+
+
+class PendingScan:
+    """One walk over the pending rows, lowest id first, that never lets an event overtake an
+    earlier one of its aggregate.
+
+    Iterate to get batches of events to send. A row that must wait closes its aggregate for the
+    rest of the walk; the caller adds to ``closed`` the aggregate of each event that it could not
+    send. The walk ends at the highest id that was due when it began, so it ends. Between batches
+    nothing is open: no transaction, no connection. One thread.
+    """
+
+    def __init__(self, store: Store, older_than_s: float, limit: int) -> None:
+        self._store = store
+        self._older_than_s = older_than_s
+        self._limit = limit
+        self.closed: set[Aggregate] = set()
+        self.held = 0
+        """Rows passed over so far because they, or an earlier row of their aggregate, wait."""
+
+    def __iter__(self) -> Iterator[list[PendingEvent]]:
+        last_id = self._store.newest_pending(self._older_than_s)
+        after_id = 0
+        while after_id < last_id:
+            rows = self._store.scan_rows(self._older_than_s, self._limit, after_id, last_id)
+            if not rows:
+                return
+            after_id = rows[-1][0]
+            events = self._store.events(self._due(rows))
+            if events:
+                yield events
+
+    def _due(self, rows: list[tuple[int, Aggregate, bool]]) -> list[int]:
+        due = []
+        for row_id, aggregate, waits in rows:
+            if waits:
+                self.closed.add(aggregate)
+            if aggregate in self.closed:
+                self.held += 1
+            else:
+                due.append(row_id)
+        return due
+
+
+def _ago(seconds: float) -> str:
+    return f"UTC_TIMESTAMP(6) - INTERVAL {int(seconds * 1_000_000)} MICROSECOND"
+
+
+def _bytes(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
