@@ -12,7 +12,7 @@ from dev.console import DevError, run, say, size, watching
 
 VERSION = "4.3.1"
 _LOGGING = "2.25.4"
-_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+_POM = f"""<project>
   <modelVersion>4.0.0</modelVersion>
   <groupId>cdc-relay</groupId><artifactId>kafka</artifactId><version>1</version>
   <packaging>pom</packaging>
