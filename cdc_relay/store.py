@@ -36,6 +36,18 @@ class PendingEvent(NamedTuple):
     retry_count: int
 
 
+class ScannedRow(NamedTuple):
+    """What the scan needs to know of a pending row. One that is young or waits must not be sent
+    now, and neither must any later row of its aggregate."""
+
+    id: int
+    aggregate: Aggregate
+    young: bool
+    """Not pending for long enough."""
+    waits: bool
+    """Its next try is later, or a dead row of its aggregate stands before it."""
+
+
 class Failure(NamedTuple):
     """What became of a row whose sending failed."""
 
@@ -125,13 +137,11 @@ class Store:
 
     def scan_rows(
         self, older_than_s: float, limit: int, after_id: int, last_id: int
-    ) -> list[tuple[int, Aggregate, bool]]:
-        """Return (id, aggregate, waits) of the pending rows in ``after_id`` < id <= ``last_id``,
-        in id order, ``limit`` at most. ``waits`` is True where the row, and so everything behind
-        it in its aggregate, must not be sent now: it is too young, its next try is later, or a
-        dead row stands before it."""
+    ) -> list[ScannedRow]:
+        """Return the pending rows in ``after_id`` < id <= ``last_id``, in id order, ``limit`` at
+        most, without what makes rows large."""
         rows = self._read(self._scan_sql(older_than_s, limit, after_id, last_id))
-        return [(row[0], (row[1], row[2]), bool(row[3])) for row in rows]
+        return [ScannedRow(row[0], (row[1], row[2]), bool(row[3]), bool(row[4])) for row in rows]
 
     def events(self, ids: Sequence[int]) -> list[PendingEvent]:
         """Return the rows of ``ids`` that are still pending, in id order, with payload and
@@ -208,22 +218,22 @@ class Store:
         )
 
     def _scan_sql(self, older_than_s: float, limit: int, after_id: int, last_id: int) -> str:
-        waits = ["COALESCE(next_retry_time > UTC_TIMESTAMP(6), FALSE)"]
+        young = "FALSE"
         if older_than_s > 0:
-            waits.append(f"COALESCE(created_at > {_ago(older_than_s)}, FALSE)")
+            young = f"COALESCE(created_at > {_ago(older_than_s)}, FALSE)"
+        waits = "COALESCE(next_retry_time > UTC_TIMESTAMP(6), FALSE)"
         if self._on_dead == "block":
             by_aggregate = self._shape.force_index("status", "aggregate_type", "aggregate_id")
-            waits.append(
-                f"EXISTS (SELECT 1 FROM {self._table} AS dead{by_aggregate}"
+            waits += (
+                f" OR EXISTS (SELECT 1 FROM {self._table} AS dead{by_aggregate}"
                 f" WHERE dead.status = {DEAD} AND dead.aggregate_type = outbox.aggregate_type"
                 " AND dead.aggregate_id = outbox.aggregate_id AND dead.id < outbox.id)"
             )
-
         by_retry = self._shape.force_index("status", "next_retry_time")
 
         def part(condition: str) -> str:
             return (
-                f"SELECT id, aggregate_type, aggregate_id, {' OR '.join(waits)}"
+                f"SELECT id, aggregate_type, aggregate_id, {young}, {waits}"
                 f" FROM {self._table} AS outbox{by_retry} WHERE status = {PENDING}{condition}"
                 f" AND id > {after_id} AND id <= {last_id} ORDER BY id LIMIT {limit}"
             )
@@ -272,7 +282,7 @@ class PendingScan:
         self._limit = limit
         self.closed: set[Aggregate] = set()
         self.held = 0
-        """Rows passed over so far because they, or an earlier row of their aggregate, wait."""
+        """Rows passed over so far, old enough but with an earlier failure in their way."""
 
     def __iter__(self) -> Iterator[list[PendingEvent]]:
         last_id = self._store.newest_pending(self._older_than_s)
@@ -281,20 +291,20 @@ class PendingScan:
             rows = self._store.scan_rows(self._older_than_s, self._limit, after_id, last_id)
             if not rows:
                 return
-            after_id = rows[-1][0]
+            after_id = rows[-1].id
             events = self._store.events(self._due(rows))
             if events:
                 yield events
 
-    def _due(self, rows: list[tuple[int, Aggregate, bool]]) -> list[int]:
+    def _due(self, rows: list[ScannedRow]) -> list[int]:
         due = []
-        for row_id, aggregate, waits in rows:
-            if waits:
-                self.closed.add(aggregate)
-            if aggregate in self.closed:
+        for row in rows:
+            if row.young or row.waits:
+                self.closed.add(row.aggregate)
+            if row.aggregate not in self.closed:
+                due.append(row.id)
+            elif not row.young:
                 self.held += 1
-            else:
-                due.append(row_id)
         return due
 
 
