@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 # What ruff looks at; mypy's list is in pyproject.toml.
 CODE := .
 
-.PHONY: help venv up down demo test check lint bench fmt python
+.PHONY: help venv up down demo test check lint bench docs fmt python
 
 help:  ## list the targets
 	@echo "cdc-relay: make TARGET"
@@ -38,6 +38,9 @@ lint: venv
 bench: venv  ## the figures of this machine, beside the stock library
 	@$(PYTHON) -m dev fetch
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+docs: venv  ## bring docs/configuration.md up to date with the settings
+	@$(BIN)/python -m tests.support.configuration_doc
 
 fmt: venv  ## format the code and mend what ruff can mend
 	@$(BIN)/python -m ruff check --fix $(CODE)
@@ -65,7 +68,8 @@ $(VENV)/.stamp: pyproject.toml | python
 	@test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1 \
 	    || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
 	@echo "installing cdc-relay and its tools into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]' >$(VENV)/install.log 2>&1 \
+	    || { cat $(VENV)/install.log >&2; exit 1; }
 	@touch $@
 
 python:

@@ -94,27 +94,40 @@ class Stage:
         self._console = console
         self._start = time.monotonic()
         self._progress = Progress(
-            TextColumn("{task.description:34}"), BarColumn(), MofNCompleteColumn(), console=console
+            TextColumn("{task.description:34}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
         )
-        self._bars: dict[str, TaskID] = {}
+        self._bars: list[TaskID] = []
         self._told = 0.0
 
     def say(self, line: str) -> None:
         self._console.print(f"[dim]{time.monotonic() - self._start:6.1f} s[/dim]  {line}")
 
     @contextlib.contextmanager
-    def bars(self, names: Sequence[str], total: int) -> Iterator[None]:
-        self._bars = {name: self._progress.add_task(name, total=total) for name in names}
+    def bars(self, total: int) -> Iterator[None]:
+        self._bars = [
+            self._progress.add_task(f"{shop}: {what}", total=total)
+            for what in ("orders committed", "events arrived")
+            for shop in ("outbox", "commit, then send")
+        ]
         with self._progress:
             yield
 
-    def show(self, counts: Mapping[str, int]) -> None:
-        for name, count in counts.items():
-            self._progress.update(self._bars[name], completed=count)
+    def show(self, orders: tuple[int, int], events: tuple[int, int]) -> None:
+        """Show how far the two shops are; outbox first."""
+        for bar, count in zip(self._bars, (*orders, *events), strict=True):
+            self._progress.update(bar, completed=count)
         now = time.monotonic()
         if not self._console.is_terminal and now - self._told > 3:
             self._told = now
-            self.say(", ".join(f"{name} {count:,}" for name, count in counts.items()))
+            self.say(
+                f"outbox: {orders[0]:,} orders, {events[0]:,} events; "
+                f"commit, then send: {orders[1]:,} orders, {events[1]:,} events"
+            )
 
 
 class Ledger:
@@ -209,12 +222,7 @@ class Demo:
         self._outbox_ledger = self._open_ledger("outbox", self._place.outbox_topic)
         self._naive_ledger = self._open_ledger("naive", self._place.naive_topic)
         self._start_relay()
-        names = [
-            f"{office.title}: {what}"
-            for office in (self._outbox, self._naive)
-            for what in ("orders", "events")
-        ]
-        with self._stage.bars(names, self._plan.orders):
+        with self._stage.bars(self._plan.orders):
             self._say_hello()
             self._serve()
             self._drain()
@@ -370,14 +378,8 @@ class Demo:
 
     def _show(self) -> tuple[int, int]:
         committed = self._outbox.committed(), self._naive.committed()
-        self._stage.show(
-            {
-                f"{self._outbox.title}: orders": committed[0],
-                f"{self._outbox.title}: events": self._outbox_ledger.distinct,
-                f"{self._naive.title}: orders": committed[1],
-                f"{self._naive.title}: events": self._naive_ledger.distinct,
-            }
-        )
+        events = self._outbox_ledger.distinct, self._naive_ledger.distinct
+        self._stage.show(committed, events)
         return committed
 
     def _wait(self, what: str, done: Callable[[], bool], timeout: float) -> None:
@@ -461,8 +463,13 @@ def _create_schema(engine: Engine) -> None:
     server.dispose()
 
 
+def _admin(place: Place) -> AdminClient:
+    # log_level: librdkafka's notes on its own shutdown are no news.
+    return AdminClient({"bootstrap.servers": place.bootstrap, "log_level": 3})
+
+
 def _create_topics(place: Place) -> None:
-    admin = AdminClient({"bootstrap.servers": place.bootstrap})
+    admin = _admin(place)
     topics = [NewTopic(name, PARTITIONS, 1) for name in (place.outbox_topic, place.naive_topic)]
     for future in admin.create_topics(topics, operation_timeout=30).values():
         future.result(30)
@@ -476,7 +483,7 @@ def _remove(place: Place) -> None:
             schema = make_url(place.url(shop)).database
             connection.execute(text(f"DROP DATABASE IF EXISTS `{schema}`"))
     engine.dispose()
-    admin = AdminClient({"bootstrap.servers": place.bootstrap})
+    admin = _admin(place)
     ours = [name for name in admin.list_topics(timeout=30).topics if place.prefix in name]
     if ours:
         for future in admin.delete_topics(ours, operation_timeout=30).values():
@@ -555,7 +562,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
-    kills = arguments.kills or max(4, arguments.orders // 10_000)
+    kills = arguments.kills or max(5, arguments.orders // 10_000)
     plan = Plan.draw(arguments.orders, arguments.seed, kills)
     stage = Stage(console)
     stage.say(f"{plan.orders:,} orders in each shop, {kills} kills, seed {plan.seed}")
@@ -604,7 +611,7 @@ def _interrupt(_signal: int, _frame: object) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    parser.add_argument("--orders", type=_at_least(100), default=12_000, help="in each shop")
+    parser.add_argument("--orders", type=_at_least(100), default=10_000, help="in each shop")
     parser.add_argument("--seed", type=int, default=7, help="of the kills and the load")
     parser.add_argument("--kills", type=_at_least(1), help="moments of kill -9")
     parser.add_argument(

@@ -10,7 +10,6 @@ CLERKS: Final = 4
 CUSTOMERS_PER_CLERK: Final = 50
 QUIET_RATE: Final = 200.0
 """Orders per second of all clerks of a shop before the first kill."""
-_UNLOGGED: Final = 50
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,8 @@ class Plan:
         """Return the plan for at least 100 orders and at least one kill."""
         dice = random.Random(seed)
         paced = min(2000, orders // 5) // CLERKS
-        unlogged = min(_UNLOGGED, orders // 20)
+        # Less than 1 %, so that their long wait is not what the p99 shows.
+        unlogged = min(50, orders // 250 + 1)
         shares = _shares(orders - 1 - unlogged, CLERKS)
         tasks = tuple(
             Task(
@@ -89,7 +89,9 @@ class Plan:
             kills=tuple(
                 Kill(
                     at=moment,
-                    clerks=tuple(sorted(dice.sample(range(CLERKS), dice.choice((2, 3))))),
+                    clerks=tuple(
+                        sorted(dice.sample(range(CLERKS), dice.choice((CLERKS - 1, CLERKS))))
+                    ),
                     silence_s=dice.uniform(0.3, 1.2),
                 )
                 for moment in moments

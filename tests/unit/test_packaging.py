@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import subprocess
@@ -74,8 +75,10 @@ def test_console_script_is_installed() -> None:
 def test_packages_with_plain_names_import_themselves_relatively(package: str) -> None:
     # Where another distribution owns the name, an absolute import would reach the wrong one.
     for file in (ROOT / package).rglob("*.py"):
-        for line in file.read_text().splitlines():
-            words = line.split()
-            assert words[:2] != ["from", package], f"{file.name}: {line}"
-            assert not (words[:1] == ["from"] and words[1].startswith(f"{package}.")), line
-            assert words[:2] != ["import", package], f"{file.name}: {line}"
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            assert package not in {name.partition(".")[0] for name in names}, (
+                f"{file.name}, line {getattr(node, 'lineno', '?')}: import it relatively"
+            )
