@@ -6,6 +6,7 @@ Everything else in the project speaks in these two words: the writer inserts row
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Final, NamedTuple
 
 from sqlalchemy import (
@@ -90,10 +91,12 @@ def outbox_table(metadata: MetaData, name: str = DEFAULT_TABLE) -> Table:
         return metadata.tables[key]
 
     def short_text(column: str, length: int) -> Column[str]:
-        kind = String(length).with_variant(mysql.VARCHAR(length, **_BINARY_TEXT), "mysql", "mariadb")
+        kind = String(length).with_variant(
+            mysql.VARCHAR(length, **_BINARY_TEXT), "mysql", "mariadb"
+        )
         return Column(column, kind, nullable=False)
 
-    def utc_time(column: str, *, default: bool) -> Column[str]:
+    def utc_time(column: str, *, default: bool) -> Column[datetime]:
         return Column(
             column,
             mysql.DATETIME(fsp=6),
@@ -143,4 +146,6 @@ def table_ddl(name: str = DEFAULT_TABLE) -> list[str]:
     statements = [str(CreateTable(table).compile(dialect=dialect))]
     indexes = sorted(table.indexes, key=lambda index: str(index.name))
     statements += [str(CreateIndex(index).compile(dialect=dialect)) for index in indexes]
-    return [statement.strip().replace("\t", "    ").replace(", \n", ",\n") for statement in statements]
+    return [
+        statement.strip().replace("\t", "    ").replace(", \n", ",\n") for statement in statements
+    ]

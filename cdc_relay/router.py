@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from cdc_relay.errors import UnroutableError
 from cdc_relay.outbox import OutboxEvent
@@ -18,6 +18,14 @@ _TOPIC_FIELDS: Final = ("aggregate_type", "event_type")
 _PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 # https://kafka.apache.org/documentation: letters, digits, '.', '_', '-'; at most 249 characters.
 _LEGAL_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+PayloadKind = Literal["json", "text", "binary"]
+"""What the payload column holds: JSON, other text (sent as UTF-8), or bytes."""
+
+_CONTENT_TYPES: Final[dict[str, bytes]] = {
+    "json": b"application/json",
+    "text": b"text/plain; charset=utf-8",
+    "binary": b"application/octet-stream",
+}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -31,6 +39,8 @@ class Record(NamedTuple):
     headers: list[tuple[str, bytes | None]]
     timestamp_ms: int
     """Milliseconds since 1970-01-01 UTC; 0 leaves it to the producer (the row has no time)."""
+    partition: int = -1
+    """-1 leaves it to the partitioner, so to the key."""
 
 
 def check_template(template: str) -> None:
@@ -52,11 +62,11 @@ class Router:
     Not thread-safe only in the sense that two threads may both fill the same cache entry.
     """
 
-    def __init__(self, topic_template: str, payload_is_json: bool = True) -> None:
+    def __init__(self, topic_template: str, payload_kind: PayloadKind = "json") -> None:
         check_template(topic_template)
         self._template = topic_template
         self._topics: dict[tuple[str, str], str] = {}
-        self._content_type = b"application/json" if payload_is_json else b"application/octet-stream"
+        self._content_type = _CONTENT_TYPES[payload_kind]
         self._second = -1
         self._second_text = ""
 

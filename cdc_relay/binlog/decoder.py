@@ -1,0 +1,534 @@
+"""The decoder: packets of a binlog dump in, committed rows of one table and positions out.
+
+Hot: typed for mypyc, running unchanged as plain Python. Packets are walked by their headers; an
+event is looked into only when it begins or ends a transaction, maps the outbox table, or inserts
+into it. Nothing of a transaction is given out before the event that commits it, and only that
+event moves the position.
+
+Grammar of a group (MySQL source documentation, "Binlog events"; MariaDB knowledge base,
+"Replication protocol"): ``GTID? (BEGIN event* (XID | COMMIT | ROLLBACK) | XA START event* XA END
+XA_PREPARE | statement)``; MariaDB's GTID event stands for BEGIN unless it is flagged standalone.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+from mypy_extensions import i64
+
+from cdc_relay.binlog.rows import Layout, UnreadRow, decode_rows
+from cdc_relay.errors import DecodeError
+from cdc_relay.outbox import OutboxEvent
+from cdc_relay.position import GtidSet, MariaGtidPosition
+
+# Event types.
+QUERY: Final = 2
+STOP: Final = 3
+ROTATE: Final = 4
+INTVAR: Final = 5
+RAND: Final = 13
+USER_VAR: Final = 14
+FORMAT_DESCRIPTION: Final = 15
+XID: Final = 16
+BEGIN_LOAD_QUERY: Final = 17
+EXECUTE_LOAD_QUERY: Final = 18
+TABLE_MAP: Final = 19
+WRITE_ROWS_V1: Final = 23
+UPDATE_ROWS_V1: Final = 24
+DELETE_ROWS_V1: Final = 25
+INCIDENT: Final = 26
+HEARTBEAT: Final = 27
+IGNORABLE: Final = 28
+ROWS_QUERY: Final = 29
+WRITE_ROWS: Final = 30
+UPDATE_ROWS: Final = 31
+DELETE_ROWS: Final = 32
+GTID: Final = 33
+ANONYMOUS_GTID: Final = 34
+PREVIOUS_GTIDS: Final = 35
+TRANSACTION_CONTEXT: Final = 36
+VIEW_CHANGE: Final = 37
+XA_PREPARE: Final = 38
+PARTIAL_UPDATE_ROWS: Final = 39
+TRANSACTION_PAYLOAD: Final = 40
+HEARTBEAT_V2: Final = 41
+GTID_TAGGED: Final = 42
+MARIA_ANNOTATE_ROWS: Final = 160
+MARIA_BINLOG_CHECKPOINT: Final = 161
+MARIA_GTID: Final = 162
+MARIA_GTID_LIST: Final = 163
+MARIA_START_ENCRYPTION: Final = 164
+MARIA_QUERY_COMPRESSED: Final = 165
+MARIA_WRITE_ROWS_COMPRESSED_V1: Final = 166
+MARIA_UPDATE_ROWS_COMPRESSED_V1: Final = 167
+MARIA_DELETE_ROWS_COMPRESSED_V1: Final = 168
+MARIA_WRITE_ROWS_COMPRESSED: Final = 169
+MARIA_UPDATE_ROWS_COMPRESSED: Final = 170
+MARIA_DELETE_ROWS_COMPRESSED: Final = 171
+
+# Events that never hold an inserted row and never begin or end a transaction.
+_PASSED: Final = frozenset(
+    (
+        STOP,
+        INTVAR,
+        RAND,
+        USER_VAR,
+        UPDATE_ROWS_V1,
+        DELETE_ROWS_V1,
+        IGNORABLE,
+        ROWS_QUERY,
+        UPDATE_ROWS,
+        DELETE_ROWS,
+        PREVIOUS_GTIDS,
+        TRANSACTION_CONTEXT,
+        VIEW_CHANGE,
+        PARTIAL_UPDATE_ROWS,
+        BEGIN_LOAD_QUERY,
+        HEARTBEAT,
+        HEARTBEAT_V2,
+        MARIA_ANNOTATE_ROWS,
+        MARIA_BINLOG_CHECKPOINT,
+        MARIA_GTID_LIST,
+        MARIA_UPDATE_ROWS_COMPRESSED_V1,
+        MARIA_DELETE_ROWS_COMPRESSED_V1,
+        MARIA_UPDATE_ROWS_COMPRESSED,
+        MARIA_DELETE_ROWS_COMPRESSED,
+    )
+)
+
+_HEADER: Final = 19
+_ARTIFICIAL: Final = 0x20
+_IGNORABLE_FLAG: Final = 0x80
+
+# What stopped ``feed``.
+NOTHING: Final = 0
+STATUS: Final = 1  # an error or end-of-file packet
+SPANNING: Final = 2  # an event of 16 MB or more, in several packets
+FULL: Final = 3  # enough rows for one hand-over
+
+_XID_TEXT: Final = re.compile(rb"X'([0-9A-Fa-f]*)',\s*X'([0-9A-Fa-f]*)',\s*(\d+)")
+_DDL: Final = (b"CREATE", b"ALTER", b"DROP", b"RENAME", b"TRUNCATE")
+
+
+class Decoder:
+    """Follows one dump of one server. Not thread-safe; a reconnect calls ``restart``.
+
+    The caller takes ``rows`` (committed, in commit order) together with the position, both as of
+    the last commit seen, and clears them by ``take``.
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        table: str,
+        resolve: Callable[[bytes], Layout],
+        batch_rows: int,
+        gtids: GtidSet | None,
+        maria_gtids: MariaGtidPosition | None,
+    ) -> None:
+        s, t = schema.encode(), table.encode()
+        self._wanted = bytes([len(s)]) + s + b"\0" + bytes([len(t)]) + t + b"\0"
+        self._name = t.lower()
+        self._resolve = resolve
+        self._batch_rows: i64 = batch_rows
+        self._layouts: dict[bytes, Layout] = {}
+        self._tables: dict[int, Layout] = {}
+        self.gtids = gtids
+        self.maria_gtids = maria_gtids
+        # The run of transactions of one source that is not yet in ``gtids``.
+        self._run_sid = b""
+        self._run_tag = ""
+        self._run_first: i64 = 0
+        self._run_stop: i64 = 0
+        # The open transaction.
+        self._open: list[OutboxEvent | UnreadRow] = []
+        self._in_transaction = False
+        self._sid = b""
+        self._tag = ""
+        self._gno: i64 = 0
+        self._maria: tuple[int, int, int] | None = None
+        self._savepoints: dict[bytes, int] = {}
+        self.prepared: dict[str, tuple[int, ...]] = {}
+        """Keys of rows in XA transactions that are prepared and not decided, by xid."""
+        self._checksum: i64 = 0
+        # Running place in the log, and the place of the last boundary.
+        self.file = ""
+        self._offset: i64 = 0
+        self.commit_file = ""
+        self.commit_offset: i64 = 0
+        self.commit_time: i64 = 0
+        """When the last transaction was committed, microseconds since 1970 (seconds where the
+        server gives no more)."""
+        self.rows: list[OutboxEvent | UnreadRow] = []
+        self.commits: i64 = 0
+        self.stopped: i64 = NOTHING
+        self.events: i64 = 0
+        self.moved = False
+        """Whether the position has moved since ``take``."""
+        self.notices: dict[str, int] = {}
+        """Things seen that may hide a row of ours, by kind, with their number."""
+        self._in_payload = False
+
+    def restart(self, file: str, offset: int) -> None:
+        """Forget what belongs to the old connection: the open transaction, maps, checksum mode.
+        The next dump starts at the last boundary."""
+        self._open = []
+        self._in_transaction = False
+        self._savepoints = {}
+        self._tables = {}
+        self._checksum = 0
+        self._maria = None
+        self._gno = 0
+        self._in_payload = False
+        self.file = file
+        self._offset = offset
+        self.commit_file = file
+        self.commit_offset = offset
+
+    def take(self) -> list[OutboxEvent | UnreadRow]:
+        """Return the committed rows and start a new list."""
+        rows = self.rows
+        self.rows = []
+        self.moved = False
+        return rows
+
+    def gtid_text(self) -> str | None:
+        """The transactions up to the last boundary in the server's text form; None where the
+        server keeps no GTIDs."""
+        if self.gtids is not None:
+            self._close_run()
+            return str(self.gtids)
+        return str(self.maria_gtids) if self.maria_gtids is not None else None
+
+    def where(self) -> str:
+        """The running place in the log, for messages."""
+        return f"{self.file}:{self._offset}"
+
+    # --- packets -------------------------------------------------------------------------------
+
+    def feed(self, buf: bytes, pos: i64, limit: i64) -> i64:
+        """Walk the packets in ``buf[pos:limit]`` and return where it stopped: at an incomplete
+        packet (``stopped`` is NOTHING), or before a packet that is the caller's (STATUS,
+        SPANNING), or after enough committed rows (FULL).
+
+        Raises ``DecodeError`` for bytes that cannot be what the protocol says.
+        """
+        self.stopped = NOTHING
+        while pos + 4 <= limit:
+            a: i64 = buf[pos]
+            b: i64 = buf[pos + 1]
+            c: i64 = buf[pos + 2]
+            length: i64 = a | b << 8 | c << 16
+            after: i64 = pos + 4 + length
+            if after > limit:
+                if length == 0xFFFFFF:
+                    self.stopped = SPANNING
+                return pos
+            if length == 0xFFFFFF:
+                self.stopped = SPANNING
+                return pos
+            if length == 0:
+                raise DecodeError(f"{self.where()}: an empty packet")
+            if buf[pos + 4] != 0:
+                self.stopped = STATUS
+                return pos
+            self.event(buf, pos + 5, after)
+            pos = after
+            if len(self.rows) >= self._batch_rows:
+                self.stopped = FULL
+                return pos
+        return pos
+
+    def event(self, buf: bytes, start: i64, after: i64) -> None:
+        """Take one event, ``buf[start:after]``, header and checksum included."""
+        if after - start < _HEADER + self._checksum:
+            raise DecodeError(f"{self.where()}: an event of {after - start} bytes")
+        kind: i64 = buf[start + 4]
+        size: i64 = _u32(buf, start + 9)
+        if size != after - start:
+            raise DecodeError(
+                f"{self.where()}: event of type {kind} says {size} bytes in a packet of "
+                f"{after - start}"
+            )
+        end: i64 = after - self._checksum
+        body: i64 = start + _HEADER
+        self.events += 1
+        if not self._in_payload:
+            place: i64 = _u32(buf, start + 13)
+            if place != 0:
+                # The header has 32 bits for an offset that may need more.
+                self._offset += (place - self._offset) & 0xFFFFFFFF
+        try:
+            if kind == TABLE_MAP:
+                self._table_map(buf, body, end)
+            elif kind == WRITE_ROWS or kind == WRITE_ROWS_V1:
+                layout = self._tables.get(_u32(buf, body) | _u16(buf, body + 4) << 32)
+                if layout is not None:
+                    self._write_rows(buf, start, body, end, kind, layout)
+            elif kind == QUERY:
+                self._query(buf, body, end)
+            elif kind == XID:
+                self.commit_time = _u32(buf, start) * 1_000_000
+                self._commit()
+            elif kind == GTID:
+                self._open_group()
+                self._sid = buf[body + 1 : body + 17]
+                self._tag = ""
+                self._gno = _u64(buf, body + 17)
+            elif kind in _PASSED:
+                pass
+            elif kind == MARIA_GTID:
+                self._maria_gtid(buf, start, body)
+            else:
+                self._rare(buf, kind, start, body, after)
+        except (IndexError, ValueError) as error:
+            raise DecodeError(f"{self.where()}: event of type {kind}: {error}") from None
+
+    # --- rows ----------------------------------------------------------------------------------
+
+    def _table_map(self, buf: bytes, body: i64, end: i64) -> None:
+        table_id: i64 = _u32(buf, body) | _u16(buf, body + 4) << 32
+        if not buf.startswith(self._wanted, body + 8):
+            if table_id in self._tables:
+                del self._tables[table_id]
+            return
+        shape = buf[body + 8 : end]
+        layout = self._layouts.get(shape)
+        if layout is None:
+            layout = self._resolve(shape)
+            self._layouts[shape] = layout
+        if len(self._tables) > 1000:
+            self._tables.clear()
+        self._tables[table_id] = layout
+
+    def _write_rows(
+        self, buf: bytes, start: i64, body: i64, end: i64, kind: i64, layout: Layout
+    ) -> None:
+        if self._checksum and not self._in_payload:
+            given: i64 = _u32(buf, end)
+            if zlib.crc32(buf[start:end]) != given:
+                raise ValueError("the checksum does not match: the event is damaged")
+        pos: i64 = body + 8
+        if kind == WRITE_ROWS:
+            pos += _u16(buf, pos)  # extra data; its length counts itself
+        decode_rows(buf, pos, end, layout, self._open)
+
+    # --- transactions --------------------------------------------------------------------------
+
+    def _open_group(self) -> None:
+        self._open = []
+        self._in_transaction = False
+        self._maria = None
+        if self._savepoints:
+            self._savepoints = {}
+
+    def _commit(self) -> None:
+        if self._open:
+            self.rows += self._open
+            self._open = []
+        self._boundary()
+
+    def _boundary(self) -> None:
+        """The group is over, whatever its outcome: move the position behind it."""
+        if self._in_payload:
+            return  # its transaction ends with the event that carries it
+        if self._gno:
+            if (
+                self._gno == self._run_stop
+                and self._sid == self._run_sid
+                and self._tag == self._run_tag
+            ):
+                self._run_stop += 1
+            else:
+                self._close_run()
+                self._run_sid = self._sid
+                self._run_tag = self._tag
+                self._run_first = self._gno
+                self._run_stop = self._gno + 1
+            self._gno = 0
+        if self._maria is not None and self.maria_gtids is not None:
+            self.maria_gtids.add(*self._maria)
+            self._maria = None
+        if self._open:
+            self._open = []
+        if self._savepoints:
+            self._savepoints = {}
+        self._in_transaction = False
+        self.commit_file = self.file
+        self.commit_offset = self._offset
+        self.commits += 1
+        self.moved = True
+
+    def _close_run(self) -> None:
+        if self._run_stop and self.gtids is not None:
+            self.gtids.add_range(self._run_sid, self._run_tag, self._run_first, self._run_stop)
+            self._run_first = self._run_stop  # it may go on
+            if not self._run_sid:
+                self._run_stop = 0
+
+    def _query(self, buf: bytes, body: i64, end: i64) -> None:
+        schema: i64 = buf[body + 8]
+        text: i64 = body + 13 + _u16(buf, body + 11) + schema + 1
+        if text > end:
+            raise ValueError("a statement that ends before it begins")
+        self._statement(buf[text:end])
+
+    def _statement(self, text: bytes) -> None:
+        if text == b"BEGIN":
+            self._open = []
+            self._in_transaction = True
+            return
+        if text == b"COMMIT":
+            self._commit()
+            return
+        word = text[:12].upper()
+        if word.startswith(b"ROLLBACK"):
+            if text.upper().startswith(b"ROLLBACK TO"):
+                self._rollback_to(text[11:].strip())
+            else:
+                self._open = []
+                self._boundary()
+        elif word.startswith(b"SAVEPOINT"):
+            self._savepoints[text[9:].strip()] = len(self._open)
+        elif word.startswith(b"XA "):
+            self._xa(text)
+        else:
+            head = text[:200].lstrip().upper()
+            if self._name in text.lower():
+                if head.startswith(_DDL):
+                    self._layouts.clear()
+                    self._tables.clear()
+                    self._notice("ddl")
+                elif head.startswith((b"INSERT", b"REPLACE", b"LOAD")):
+                    self._notice("statement")
+            if not self._in_transaction:
+                self._boundary()
+
+    def _rollback_to(self, name: bytes) -> None:
+        name = name.removeprefix(b"SAVEPOINT").strip()
+        if name not in self._savepoints:
+            raise ValueError(f"ROLLBACK TO an unknown savepoint {name!r}")
+        del self._open[self._savepoints[name] :]
+
+    def _notice(self, kind: str) -> None:
+        self.notices[kind] = self.notices.get(kind, 0) + 1
+
+    def _maria_gtid(self, buf: bytes, start: i64, body: i64) -> None:
+        self._open_group()
+        sequence = _u64(buf, body)
+        domain: i64 = _u32(buf, body + 8)
+        flags: i64 = buf[body + 12]
+        self._maria = (domain, _u32(buf, start + 5), sequence)
+        self._in_transaction = flags & 1 == 0
+
+    # --- XA ------------------------------------------------------------------------------------
+
+    def _xa(self, text: bytes) -> None:
+        verb = text[3:].strip().upper()
+        if verb.startswith((b"START", b"BEGIN")):
+            self._open = []
+            self._in_transaction = True
+        elif verb.startswith(b"END"):
+            pass
+        elif verb.startswith((b"COMMIT", b"ROLLBACK")):
+            match = _XID_TEXT.search(text)
+            if match is None:
+                raise ValueError(f"cannot read {text!r}")
+            xid = _xid(match[1].lower().decode(), match[2].lower().decode(), int(match[3]))
+            keys = self.prepared.pop(xid, None)
+            if verb.startswith(b"COMMIT"):
+                if keys is None:
+                    self._notice("xa_unknown")
+                else:
+                    for key in keys:
+                        self._open.append(UnreadRow(key, "prepared XA transaction"))
+                self._commit()
+            else:
+                self._boundary()
+        else:
+            raise ValueError(f"cannot read {text[:80]!r}")
+
+    def _xa_prepare(self, buf: bytes, body: i64, end: i64) -> None:
+        one_phase = buf[body] != 0
+        format_id: i64 = _u32(buf, body + 1)
+        gtrid: i64 = _u32(buf, body + 5)
+        bqual: i64 = _u32(buf, body + 9)
+        data: i64 = body + 13
+        if data + gtrid + bqual > end:
+            raise ValueError("an xid that reaches beyond the event")
+        if one_phase:
+            self._commit()
+            return
+        xid = _xid(
+            buf[data : data + gtrid].hex(),
+            buf[data + gtrid : data + gtrid + bqual].hex(),
+            format_id,
+        )
+        if self._open:
+            self.prepared[xid] = tuple(row.id for row in self._open)
+        self._open = []
+        self._boundary()
+
+    # --- everything that is not in every transaction ---------------------------------------------
+
+    def _rare(self, buf: bytes, kind: i64, start: i64, body: i64, after: i64) -> None:
+        end: i64 = after - self._checksum
+        if kind == FORMAT_DESCRIPTION:
+            # The last five bytes: checksum algorithm (0 none, 1 CRC32) and a checksum.
+            algorithm: i64 = buf[after - 5]
+            if algorithm > 1:
+                raise ValueError(f"unknown checksum algorithm {algorithm}")
+            self._checksum = 4 if algorithm == 1 else 0
+            self._tables = {}
+        elif kind == ROTATE:
+            self._rotate(buf, start, body, after)
+        elif kind == ANONYMOUS_GTID:
+            self._open_group()
+            self._gno = 0
+        elif kind == XA_PREPARE:
+            self._xa_prepare(buf, body, end)
+        elif kind == INCIDENT:
+            raise ValueError("the server reports lost events (INCIDENT)")
+        elif kind == EXECUTE_LOAD_QUERY:
+            self._notice("statement")
+        elif not _u16(buf, start + 17) & _IGNORABLE_FLAG:
+            self._notice(f"event type {kind}")
+
+    def _rotate(self, buf: bytes, start: i64, body: i64, after: i64) -> None:
+        # A made-up rotate event may come with a checksum or without: the sum itself tells.
+        end: i64 = after
+        if after - start > _HEADER + 12 and zlib.crc32(buf[start : after - 4]) == _u32(
+            buf, after - 4
+        ):
+            end = after - 4
+        self.file = buf[body + 8 : end].decode()
+        self._offset = _u64(buf, body)
+        if not _u16(buf, start + 17) & _ARTIFICIAL and not self._in_transaction:
+            self.commit_file = self.file
+            self.commit_offset = self._offset
+            self.moved = True
+
+
+def _xid(gtrid: str, bqual: str, format_id: int) -> str:
+    return f"{gtrid}:{bqual}:{format_id}"
+
+
+def _u16(buf: bytes, pos: i64) -> i64:
+    a: i64 = buf[pos]
+    b: i64 = buf[pos + 1]
+    return a | b << 8
+
+
+def _u32(buf: bytes, pos: i64) -> i64:
+    a: i64 = buf[pos]
+    b: i64 = buf[pos + 1]
+    c: i64 = buf[pos + 2]
+    d: i64 = buf[pos + 3]
+    return a | b << 8 | c << 16 | d << 24
+
+
+def _u64(buf: bytes, pos: i64) -> i64:
+    return _u32(buf, pos) | _u32(buf, pos + 4) << 32

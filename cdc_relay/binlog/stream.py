@@ -1,0 +1,495 @@
+"""The replication connection: handshake, dump command, packets, reconnects. The only import of
+pymysqlreplication.
+
+The stock library's stream is not used for reading: it reconnects by itself from places that may
+lie inside a transaction. Here a connection lives and dies under our control, and every new one
+starts at the last transaction boundary that was read.
+
+Protocol: MySQL source documentation, "Replication Protocol"; MariaDB knowledge base, "Replica
+connection".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from struct import pack
+from typing import Any, Final
+
+import pymysql
+import structlog
+from pymysqlreplication.binlogstream import ReportSlave
+
+from cdc_relay.binlog import decoder as packets
+from cdc_relay.binlog.decoder import Decoder
+from cdc_relay.binlog.layout import LayoutResolver, SchemaColumn
+from cdc_relay.binlog.rows import UnreadRow
+from cdc_relay.errors import (
+    DecodeError,
+    PositionLostError,
+    SourceError,
+    SourceUnavailableError,
+)
+from cdc_relay.outbox import OutboxEvent
+from cdc_relay.position import Flavor, GtidSet, MariaGtidPosition, Position
+
+# The connection's own socket and packet methods are used below, which its type stubs do not know.
+Connection = Any
+
+log = structlog.get_logger(__name__)
+
+_COM_REGISTER_SLAVE: Final = 0x15
+_COM_BINLOG_DUMP: Final = 0x12
+_COM_BINLOG_DUMP_GTID: Final = 0x1E
+_THROUGH_GTID: Final = 0x04
+_READ_SIZE: Final = 256 * 1024
+_MAX_32_BITS: Final = 0xFFFFFFFF
+
+# Server errors that end a dump and mean that the position is gone, not the server (error 1236,
+# ER_SOURCE_FATAL_ERROR_READING_BINLOG, carries every such case in its text).
+_FATAL_READING: Final = 1236
+_NO_BINLOG: Final = 1381
+_NO_GRANT: Final = (1045, 1142, 1227)
+_LOST_WORDS: Final = (
+    "purged",
+    "could not find first log",
+    "not found in",
+    "is not in the",
+    "impossible position",
+    "exceeds the file",
+    "is missing",
+    "not present in the",
+)
+_CONFLICT_WORDS: Final = ("same server_uuid", "same server_id", "same server id")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the source hands on: committed rows in commit order, and the boundary behind them.
+
+    ``position`` is never inside a transaction; when everything in this batch and before it is
+    acknowledged, it may be saved. ``rows`` may be empty: the position moved past other tables.
+    """
+
+    rows: Sequence[OutboxEvent | UnreadRow]
+    position: Position
+    commit_time: int
+    """Commit time of the last transaction, microseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What the server says of itself when a connection begins."""
+
+    flavor: str
+    version: str
+    identity: str
+    gtid: bool
+    position: Position
+    """The end of its binlog now."""
+
+
+class BinlogSource:
+    """Reads one table's committed inserts from one server.
+
+    ``batches`` runs in one thread; ``stop`` may be called from any. Order: commit order. After a
+    lost connection it reconnects by itself, with growing pauses, at the last boundary that it
+    gave out. Errors that trying again cannot mend are raised.
+    """
+
+    def __init__(
+        self,
+        connect_arguments: dict[str, Any],
+        schema: str,
+        table: str,
+        columns: dict[str, str],
+        *,
+        server_id: int,
+        replica_uuid: uuid.UUID,
+        heartbeat: float,
+        read_timeout: float,
+        batch_rows: int,
+        idle_interval: float,
+    ) -> None:
+        self._arguments = connect_arguments
+        self._schema = schema
+        self._table = table
+        self._columns = columns
+        self._server_id = server_id
+        self._replica_uuid = replica_uuid
+        self._heartbeat = heartbeat
+        self._read_timeout = read_timeout
+        self._batch_rows = batch_rows
+        self._idle_interval = idle_interval
+        self._stopped = threading.Event()
+        self._connection: Connection | None = None
+        self.last_packet = time.monotonic()
+        """When the server was last heard of (``time.monotonic``)."""
+        self.reconnects = 0
+
+    # --- the schema and the server ---------------------------------------------------------------
+
+    def _control(self) -> Connection:
+        """A short-lived connection for questions; autocommit, so it never holds a read view."""
+        return connect(self._arguments, self._read_timeout)
+
+    def inspect(self) -> Server:
+        """Ask the server who and where it is."""
+        with contextlib.closing(self._control()) as connection:
+            return inspect(connection)
+
+    def _load_columns(self) -> list[SchemaColumn]:
+        with contextlib.closing(self._control()) as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT column_name, data_type, column_type, character_set_name, "
+                "character_octet_length, numeric_precision, numeric_scale, datetime_precision "
+                "FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
+                "ORDER BY ordinal_position",
+                (self._schema, self._table),
+            )
+            return [SchemaColumn(*row) for row in cursor.fetchall()]
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Make ``batches`` return soon; safe from any thread, more than once."""
+        self._stopped.set()
+        connection = self._connection
+        sock = getattr(connection, "_sock", None)
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def batches(self, start: Position) -> Iterator[Batch]:
+        """Yield batches from ``start`` on, until ``stop``. Blocks while the log is quiet."""
+        position = start
+        pause = 0.1
+        while not self._stopped.is_set():
+            try:
+                for batch in self._dump(position):
+                    position = batch.position
+                    pause = 0.1
+                    yield batch
+                if self._stopped.is_set():
+                    return
+                reason = "the server ended the stream"
+            except SourceUnavailableError as error:
+                reason = str(error)
+            if self._stopped.is_set():
+                return
+            self.reconnects += 1
+            log.warning("binlog connection lost", reason=reason, retry_in_seconds=pause)
+            self._stopped.wait(pause)
+            pause = min(pause * 2, 5.0)
+
+    def _dump(self, start: Position) -> Iterator[Batch]:
+        connection = connect(self._arguments, self._read_timeout)
+        try:
+            self._connection = connection
+            server = inspect(connection)
+            gtids, maria = self._check(start, server)
+            decoder = Decoder(
+                self._schema,
+                self._table,
+                LayoutResolver(self._load_columns, self._columns).resolve,
+                self._batch_rows,
+                gtids,
+                maria,
+            )
+            decoder.prepared = dict(start.prepared)
+            decoder.restart(start.file, start.offset)
+            with _unavailable():
+                self._start(connection, server, start, gtids, maria)
+            log.info("streaming", position=str(start), server=server.version)
+            yield from self._read(connection._sock, decoder, start, server)
+        finally:
+            self._connection = None
+            connection._force_close()
+
+    def _check(
+        self, start: Position, server: Server
+    ) -> tuple[GtidSet | None, MariaGtidPosition | None]:
+        """Whether ``start`` means the same place on this server; returns what GTIDs to ask for."""
+        if start.flavor != server.flavor:
+            raise PositionLostError(
+                f"the checkpoint is from {start.flavor}, this server is {server.flavor}"
+            )
+        if start.gtids is not None and server.gtid:
+            if server.flavor == "mariadb":
+                return None, MariaGtidPosition(start.gtids)
+            wanted = GtidSet(start.gtids)
+            if not GtidSet(server.position.gtids or "").contains(wanted):
+                raise PositionLostError(
+                    "the checkpoint holds transactions that this server has never executed "
+                    f"(checkpoint {start.gtids}, server {server.position.gtids or 'none'})"
+                )
+            return wanted, None
+        if start.server != server.identity:
+            raise PositionLostError(
+                f"the checkpoint is from server {start.server}, this is {server.identity}, and "
+                "without GTIDs a file and offset mean nothing on another server"
+            )
+        if start.offset > _MAX_32_BITS:
+            raise SourceError(
+                f"position {start.file}:{start.offset} lies beyond 4 GiB, where the protocol "
+                "cannot start by offset; with gtid_mode=ON the relay resumes by GTID instead"
+            )
+        # Where GTIDs were switched on since the checkpoint, file and offset go on to serve: a set
+        # that begins in the middle would ask for everything before it again.
+        return None, None
+
+    def _start(
+        self,
+        connection: Connection,
+        server: Server,
+        start: Position,
+        gtids: GtidSet | None,
+        maria: MariaGtidPosition | None,
+    ) -> None:
+        by_gtid = gtids is not None or maria is not None
+        nanoseconds = int(self._heartbeat * 1e9)
+        with connection.cursor() as cursor:
+            for role in ("master", "source"):  # the old name and the new one
+                cursor.execute(f"SET @{role}_heartbeat_period = {nanoseconds}")
+                cursor.execute(f"SET @{role}_binlog_checksum = @@global.binlog_checksum")
+            # The server writes into our socket; while Kafka is away we leave it full on purpose.
+            cursor.execute("SET SESSION net_write_timeout = 3600")
+            if server.flavor == "mariadb":
+                cursor.execute("SET @mariadb_slave_capability = 4")
+                if by_gtid:
+                    cursor.execute("SET @slave_connect_state = %s", (str(maria),))
+                    cursor.execute("SET @slave_gtid_strict_mode = 0")
+                    cursor.execute("SET @slave_gtid_ignore_duplicates = 0")
+            else:
+                # The server ends an older dump of the same uuid: ours, whose end it did not see.
+                cursor.execute(
+                    "SET @slave_uuid = %s, @replica_uuid = %s", (str(self._replica_uuid),) * 2
+                )
+        registration: bytes = ReportSlave("cdc-relay").encoded(self._server_id)  # type: ignore[no-untyped-call]
+        self._command(connection, registration[4:], answer=True)
+        if by_gtid and gtids is not None:
+            data = gtids.encode()
+            command = (
+                bytes([_COM_BINLOG_DUMP_GTID])
+                + pack("<HIIQI", _THROUGH_GTID, self._server_id, 0, 4, len(data))
+                + data
+            )
+        else:
+            file, offset = ("", 4) if by_gtid else (start.file, start.offset)
+            command = (
+                bytes([_COM_BINLOG_DUMP]) + pack("<IHI", offset, 0, self._server_id) + file.encode()
+            )
+        self._command(connection, command, answer=False)
+
+    @staticmethod
+    def _command(connection: Connection, payload: bytes, *, answer: bool) -> None:
+        connection._next_seq_id = 0
+        connection.write_packet(payload)
+        if answer:
+            connection._read_packet()
+
+    def _read(
+        self, sock: socket.socket, decoder: Decoder, start: Position, server: Server
+    ) -> Iterator[Batch]:
+        """Read large chunks, feed them, hand on what is committed."""
+        flavor_position = Position(start.flavor, server.identity, start.file, start.offset)
+        last_given = time.monotonic()
+        sock.settimeout(self._read_timeout)
+        buf = b""
+        while not self._stopped.is_set():
+            chunk = self._receive(sock)
+            buf = buf + chunk if buf else chunk
+            while True:
+                at = int(decoder.feed(buf, 0, len(buf)))
+                buf = buf[at:] if at else buf
+                if decoder.rows or (
+                    decoder.moved and time.monotonic() - last_given >= self._idle_interval
+                ):
+                    yield self._batch(decoder, flavor_position)
+                    last_given = time.monotonic()
+                stopped = decoder.stopped
+                if stopped == packets.STATUS:
+                    self._status(buf[4 : 4 + int.from_bytes(buf[:3], "little")])
+                    return
+                if stopped == packets.SPANNING:
+                    event, buf = self._spanning(sock, buf)
+                    decoder.event(event, 1, len(event))
+                elif stopped == packets.NOTHING:
+                    break
+            if len(buf) >= 4:
+                # An incomplete packet: fetch its rest in pieces and join once.
+                need = 4 + int.from_bytes(buf[:3], "little") - len(buf)
+                if need > _READ_SIZE:
+                    buf = self._fill(sock, buf, need)
+
+    def _batch(self, decoder: Decoder, base: Position) -> Batch:
+        if decoder.notices:
+            for notice, count in decoder.notices.items():
+                _report(notice, int(count), decoder.where())
+            decoder.notices.clear()
+        commit_time = int(decoder.commit_time)
+        rows = decoder.take()
+        position = base.at(decoder.commit_file, int(decoder.commit_offset), decoder.gtid_text())
+        return Batch(rows, position.with_prepared(decoder.prepared), commit_time)
+
+    def _receive(self, sock: socket.socket) -> bytes:
+        try:
+            chunk = sock.recv(_READ_SIZE)
+        except TimeoutError:
+            raise SourceUnavailableError(
+                f"nothing was heard for {self._read_timeout:g} s (heartbeats come every "
+                f"{self._heartbeat:g} s): the connection is dead"
+            ) from None
+        except (OSError, ssl.SSLError) as error:
+            raise SourceUnavailableError(f"the connection broke: {error}") from None
+        if not chunk:
+            raise SourceUnavailableError("the server closed the connection")
+        self.last_packet = time.monotonic()
+        return chunk
+
+    def _fill(self, sock: socket.socket, buf: bytes, need: int) -> bytes:
+        parts = [buf]
+        while need > 0:
+            chunk = self._receive(sock)
+            parts.append(chunk)
+            need -= len(chunk)
+        return b"".join(parts)
+
+    def _spanning(self, sock: socket.socket, buf: bytes) -> tuple[bytes, bytes]:
+        """Join the packets of one event of 16 MB or more: its body (with the leading status
+        byte) and what follows it in the buffer."""
+        parts: list[bytes] = []
+        while True:
+            if len(buf) < 4:
+                buf = self._fill(sock, buf, 4 - len(buf))
+            length = int.from_bytes(buf[:3], "little")
+            if len(buf) < 4 + length:
+                buf = self._fill(sock, buf, 4 + length - len(buf))
+            parts.append(buf[4 : 4 + length])
+            buf = buf[4 + length :]
+            if length < 0xFFFFFF:
+                return b"".join(parts), buf
+
+    def _status(self, packet: bytes) -> None:
+        if packet[0] == 0xFE:
+            raise SourceUnavailableError("the server ended the stream")
+        if packet[0] != 0xFF:
+            raise DecodeError(f"a packet that starts with {packet[0]:#x}")
+        code = int.from_bytes(packet[1:3], "little")
+        text = (
+            packet[9:].decode("utf-8", "replace")
+            if packet[3:4] == b"#"
+            else packet[3:].decode("utf-8", "replace")
+        )
+        lower = text.lower()
+        if code == _FATAL_READING and any(word in lower for word in _CONFLICT_WORDS):
+            raise SourceUnavailableError(
+                f"another reader uses server id {self._server_id} (or this relay's name): {text}"
+            )
+        if code == _FATAL_READING and any(word in lower for word in _LOST_WORDS):
+            raise PositionLostError(f"the binlog no longer holds the position: {text}")
+        if code in _NO_GRANT:
+            raise SourceError(f"the database user may not read the binlog: {text}")
+        if code in (_FATAL_READING, _NO_BINLOG):
+            raise SourceError(f"the server cannot read its binlog: {text} (error {code})")
+        raise SourceUnavailableError(f"{text} (error {code})")
+
+
+def _report(notice: str, count: int, where: str) -> None:
+    """Say what was seen in the log that may hide a row; the compensator delivers those rows."""
+    if notice == "statement":
+        log.warning(
+            "rows were written in statement format; the compensator will deliver them",
+            statements=count,
+            near=where,
+        )
+    elif notice == "ddl":
+        log.info("the outbox table's definition changed", near=where)
+    elif notice == "xa_unknown":
+        log.warning(
+            "an XA transaction was committed whose prepare was not seen; the compensator will "
+            "deliver its rows",
+            near=where,
+        )
+    else:
+        log.warning("the binlog holds an event that is not known", kind=notice, near=where)
+
+
+@contextlib.contextmanager
+def _unavailable() -> Iterator[None]:
+    """Turn a driver's errors while speaking into ``SourceUnavailableError`` or, where trying
+    again cannot help, ``SourceError``."""
+    try:
+        yield
+    except (pymysql.err.OperationalError, pymysql.err.InternalError) as error:
+        code = error.args[0] if error.args else 0
+        text = error.args[1] if len(error.args) > 1 else str(error)
+        if code in (1045, 1698, 1044, 1049, 1142, 1227, 3159, 1130):
+            raise SourceError(f"{text} (error {code})") from None
+        raise SourceUnavailableError(f"{text} (error {code})") from None
+    except (OSError, ssl.SSLError, pymysql.err.Error) as error:
+        raise SourceUnavailableError(str(error)) from None
+
+
+def connect(arguments: dict[str, Any], timeout: float) -> Connection:
+    """A PyMySQL connection in autocommit, times in UTC, all waits bounded by ``timeout``."""
+    with _unavailable():
+        return pymysql.connect(
+            **{
+                **arguments,
+                "autocommit": True,
+                "charset": "utf8mb4",
+                "init_command": "SET time_zone = '+00:00'",
+                "connect_timeout": max(1, int(timeout)),
+                "read_timeout": timeout,
+                "write_timeout": timeout,
+            }
+        )
+
+
+def inspect(connection: Connection) -> Server:
+    """Ask a server for its flavor, identity, GTID mode and the end of its binlog."""
+    with _unavailable(), connection.cursor() as cursor:
+        cursor.execute("SELECT VERSION()")
+        version = str(cursor.fetchone()[0])
+        maria = "mariadb" in version.lower()
+        if maria:
+            cursor.execute("SELECT @@global.server_id, @@global.gtid_binlog_pos")
+            identity, gtids = (str(value) for value in cursor.fetchone())
+            gtid = True
+        else:
+            cursor.execute("SELECT @@global.server_uuid, @@global.gtid_mode")
+            gtids = ""
+            identity, mode = (str(value) for value in cursor.fetchone())
+            gtid = mode.upper() == "ON"
+        status = _binlog_status(cursor)
+        if status is None:
+            raise SourceError("the server writes no binlog: start it with log_bin")
+        executed: str | None = gtids if maria else None
+        if gtid and not maria:
+            executed = str(status[4]).replace("\n", "")
+        flavor: Flavor = "mariadb" if maria else "mysql"
+        position = Position(flavor, identity, str(status[0]), int(status[1]), executed)
+        return Server(flavor, version, identity, gtid, position)
+
+
+def _binlog_status(cursor: Any) -> tuple[Any, ...] | None:
+    # MySQL 8.2 renamed the statement, 8.4 removed the old name; MariaDB has only the old one.
+    try:
+        cursor.execute("SHOW BINARY LOG STATUS")
+    except pymysql.err.ProgrammingError:
+        cursor.execute("SHOW MASTER STATUS")
+    row: tuple[Any, ...] | None = cursor.fetchone()
+    return row
+
+
+def default_server_id(name: str) -> int:
+    """A replica server id derived from the relay's name: the same at every start, rarely taken."""
+    return 1_000_000_000 + zlib.crc32(name.encode()) % 3_000_000_000

@@ -1,0 +1,186 @@
+"""Checkpoints: where the relay goes on, kept in a compacted Kafka topic.
+
+One topic per relay name, ``cdc-relay.<name>.checkpoints``, one partition per shard, so the user's
+database needs no extra table and the checkpoint can be written in one Kafka transaction with the
+records. A checkpoint's value is one line of JSON, then the owed marks in 12 bytes each.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from cdc_relay.config import Settings
+from cdc_relay.errors import SinkError, SinkUnavailableError
+from cdc_relay.kafka.client import base_config, create, sink_error, text
+from cdc_relay.position import Position
+from cdc_relay.router import Record
+
+_VERSION: Final = 1
+# Compaction keeps the last value of a key; small segments let it start early.
+_TOPIC_CONFIG: Final = {
+    "cleanup.policy": "compact",
+    "segment.ms": "600000",
+    "segment.bytes": str(32 * 1024 * 1024),
+    "min.cleanable.dirty.ratio": "0.05",
+}
+_LOOK_BACK: Final = 64
+
+
+def topic_name(relay: str) -> str:
+    """The checkpoint topic of a relay."""
+    return f"cdc-relay.{relay}.checkpoints"
+
+
+def fingerprint(event_id: str) -> int:
+    """32 bits that tell an event from another one that was given its id later (TRUNCATE)."""
+    return zlib.crc32(event_id.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Everything before ``position`` is acknowledged; ``owed`` of it is not yet marked as sent."""
+
+    position: Position
+    owed: Sequence[tuple[int, int]] = ()
+    """(id, fingerprint of the event id) of acknowledged rows whose mark is not known to be done."""
+    closed: Sequence[tuple[str, str]] = ()
+    """(aggregate_type, aggregate_id) of the aggregates that wait behind a refused row."""
+    time: float = field(default_factory=time.time)
+    """When it was made, seconds since 1970."""
+
+    def record(self, relay: str, shard: int = 0) -> Record:
+        """The record that stores it: the shard's partition, a key that compaction keeps."""
+        return Record(topic_name(relay), f"shard-{shard}".encode(), self.encode(), [], 0, shard)
+
+    def encode(self) -> bytes:
+        """The record's value."""
+        head = {
+            "version": _VERSION,
+            "time": self.time,
+            "position": self.position.to_json(),
+            "closed": [list(aggregate) for aggregate in self.closed],
+            "owed": len(self.owed),
+        }
+        tail = b"".join([struct.pack("<QI", row_id, print_) for row_id, print_ in self.owed])
+        return json.dumps(head, ensure_ascii=False).encode() + b"\n" + tail
+
+    @classmethod
+    def decode(cls, value: bytes) -> Self:
+        """Read a record's value. Raises ``SinkError`` for one that is not a checkpoint."""
+        try:
+            line, _, tail = value.partition(b"\n")
+            head: dict[str, Any] = json.loads(line)
+            if head["version"] != _VERSION:
+                raise ValueError(f"version {head['version']} is not known to this relay")
+            owed = [(row_id, print_) for row_id, print_ in struct.iter_unpack("<QI", tail)]
+            if len(owed) != head["owed"]:
+                raise ValueError("the list of owed marks is cut")
+            return cls(
+                Position.from_json(head["position"]),
+                owed,
+                [(kind, key) for kind, key in head["closed"]],
+                head["time"],
+            )
+        except (ValueError, KeyError, TypeError, struct.error) as error:
+            raise SinkError(f"the checkpoint cannot be read: {error}") from None
+
+
+def ensure_topic(settings: Settings, timeout: float = 15.0) -> None:
+    """Create the checkpoint topic if it is not there. Raises ``SinkError`` if it cannot be."""
+    admin = create(AdminClient, base_config(settings, f"cdc-relay-{settings.name}-admin"))
+    topic = topic_name(settings.name)
+    new = NewTopic(
+        topic, num_partitions=settings.shards, replication_factor=-1, config=_TOPIC_CONFIG
+    )
+    try:
+        metadata = admin.list_topics(topic, timeout=timeout)
+        if metadata.topics[topic].error is None:
+            return
+        admin.create_topics([new], operation_timeout=timeout, request_timeout=timeout)[
+            topic
+        ].result(timeout=timeout + 1)
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            return
+        raise sink_error(error, f"cannot create topic {topic}") from None
+    except TimeoutError:
+        raise SinkUnavailableError(f"cannot create topic {topic}: no answer from Kafka") from None
+
+
+def read_last(settings: Settings, partition: int = 0, timeout: float = 15.0) -> Checkpoint | None:
+    """Return the last committed checkpoint of a shard, or None where there is none.
+
+    Reads from the end of the topic backwards, so the cost does not grow with its history. Raises
+    ``SinkUnavailableError`` when Kafka does not answer in time.
+    """
+    consumer = create(
+        Consumer,
+        {
+            **base_config(settings, f"cdc-relay-{settings.name}-checkpoints"),
+            # Assigned by hand; the group is never joined and no offset is committed.
+            "group.id": f"cdc-relay.{settings.name}.reader",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "allow.auto.create.topics": False,
+        },
+    )
+    topic = topic_name(settings.name)
+    try:
+        low, high = consumer.get_watermark_offsets(
+            TopicPartition(topic, partition), timeout=timeout
+        )
+        span = _LOOK_BACK
+        while high > low:
+            start = max(low, high - span)
+            found = _last_value(consumer, topic, partition, start, time.monotonic() + timeout)
+            if found is not None or start == low:
+                return Checkpoint.decode(found) if found is not None else None
+            span *= 16
+        return None
+    except KafkaException as error:
+        if error.args[0].code() in (
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+            KafkaError._UNKNOWN_TOPIC,
+            KafkaError._UNKNOWN_PARTITION,
+        ):
+            return None
+        raise sink_error(error, f"cannot read {topic}") from None
+    finally:
+        consumer.close()
+
+
+def _last_value(
+    consumer: Any, topic: str, partition: int, start: int, deadline: float
+) -> bytes | None:
+    """The last value at or after ``start``, read until the end of the partition."""
+    consumer.assign([TopicPartition(topic, partition, start if start else OFFSET_BEGINNING)])
+    last: bytes | None = None
+    while True:
+        message = consumer.poll(max(0.0, deadline - time.monotonic()))
+        if message is None:
+            raise SinkUnavailableError(f"cannot read {topic}: no answer from Kafka")
+        error = message.error()
+        if error is None:
+            if message.value() is not None:
+                last = message.value()
+        elif error.code() == KafkaError._PARTITION_EOF:
+            return last
+        elif not error.retriable():
+            raise SinkError(f"cannot read {topic}: {text(error)}")

@@ -1,0 +1,67 @@
+"""What every Kafka client of ours has in common: configuration, logging, error texts."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from cdc_relay.config import Settings
+from cdc_relay.errors import ConfigError, SinkError, SinkUnavailableError
+
+# librdkafka's own lines go through the standard library's logging, so that they look like ours.
+_logger = logging.getLogger("librdkafka")
+
+
+def base_config(settings: Settings, client_id: str) -> dict[str, Any]:
+    """Return the properties that all clients share, the user's passed-through ones included."""
+    settings.require("kafka_bootstrap")
+    return {
+        "client.id": client_id,
+        "logger": _logger,
+        "log.connection.close": False,
+        **settings.kafka,
+        "bootstrap.servers": settings.kafka_bootstrap,
+    }
+
+
+def create(kind: Any, config: dict[str, Any]) -> Any:
+    """Construct a client. librdkafka judges properties here: a wrong one is the user's to mend."""
+    try:
+        return kind(config)
+    except (KafkaException, ValueError, TypeError) as error:
+        raise ConfigError(f"kafka: {text(error)}") from None
+
+
+_FINAL: Final = frozenset(
+    (
+        KafkaError._AUTHENTICATION,
+        KafkaError._SSL,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.UNSUPPORTED_VERSION,
+        KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    )
+)
+
+
+def sink_error(error: KafkaError | KafkaException, doing: str) -> SinkError:
+    """Return the error of ours for a failure that is not a record's: a wrong set-up, which trying
+    again cannot mend, or brokers that do not answer now."""
+    inner = error.args[0] if isinstance(error, KafkaException) else error
+    line = f"{doing}: {text(error)}"
+    if inner.code() in _FINAL or inner.fatal():
+        return SinkError(line)
+    return SinkUnavailableError(line)
+
+
+def text(error: BaseException | KafkaError) -> str:
+    """One line for an error of the client library."""
+    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    if isinstance(inner, KafkaError):
+        return f"{inner.str()} ({inner.name()})"
+    return str(inner)
