@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(shop: Shop, arguments: argparse.Namespace, placed: int) -> None:
     dice = random.Random(f"{arguments.seed} {arguments.first} {placed}")
-    start = time.monotonic()
+    # Somewhere within the first interval, or all clerks would do each step at the same instant.
+    start = time.monotonic() + dice.random() / arguments.rate
     first = placed
     while placed < arguments.orders:
         if placed < arguments.paced:

@@ -17,9 +17,17 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+
+class Arrival(Protocol):
+    """What of a consumed message goes into a book; confluent_kafka's Message is one."""
+
+    def headers(self) -> Any: ...
+
+    def value(self) -> bytes | None: ...
 
 
 @dataclass
@@ -48,13 +56,15 @@ class Book:
         return cls(**json.loads(path.read_text()))
 
 
-class _Reader:
+class Reader:
+    """Enters messages of one topic into a book."""
+
     def __init__(self) -> None:
         self.book = Book()
         self._seen: set[str | bytes] = set()
         self._numbers: dict[int, int] = {}
 
-    def enter(self, message: Message, now_ns: int) -> None:
+    def enter(self, message: Arrival, now_ns: int) -> None:
         book = self.book
         book.messages += 1
         event_id = dict(message.headers() or [])["id"]
@@ -85,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     consumer = _consumer(arguments.kafka_bootstrap, arguments.topic)
-    reader = _Reader()
+    reader = Reader()
     told = 0.0
     while not stopped:
         message = consumer.poll(0.1)
