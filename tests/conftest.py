@@ -1,0 +1,117 @@
+"""Real servers for the tests that need them, one of each per run, on free loopback ports.
+
+``CDC_RELAY_TEST_MYSQL_URL``, ``CDC_RELAY_TEST_MARIADB_URL`` and ``CDC_RELAY_TEST_KAFKA_BOOTSTRAP``
+point a run at servers that already exist; tests that kill or reconfigure a server always start
+one of their own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from dev.kafka import Kafka
+from dev.mariadb import MariaDB
+from dev.mysql import MySQL
+from tests.support.harness import Harness
+from tests.support.sql import Database
+
+
+@pytest.fixture(scope="session")
+def servers_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("servers")
+
+
+@pytest.fixture(scope="session")
+def mysql_url(servers_home: Path) -> Iterator[str]:
+    """MySQL with the server's defaults for everything about the binlog, GTIDs on."""
+    given = os.environ.get("CDC_RELAY_TEST_MYSQL_URL")
+    if given:
+        yield given
+        return
+    with MySQL(servers_home / "mysql", die_with_parent=True) as server:
+        yield server.url()
+
+
+@pytest.fixture(scope="session")
+def mariadb_url(servers_home: Path) -> Iterator[str]:
+    """MariaDB with a binlog in ROW format, else its defaults."""
+    given = os.environ.get("CDC_RELAY_TEST_MARIADB_URL")
+    if given:
+        yield given
+        return
+    with MariaDB(servers_home / "mariadb", die_with_parent=True) as server:
+        yield server.url()
+
+
+@pytest.fixture(scope="session")
+def kafka(servers_home: Path) -> Iterator[str]:
+    """Bootstrap address of one real broker."""
+    given = os.environ.get("CDC_RELAY_TEST_KAFKA_BOOTSTRAP")
+    if given:
+        yield given
+        return
+    with Kafka(servers_home / "kafka", die_with_parent=True) as broker:
+        yield broker.bootstrap
+
+
+@pytest.fixture(params=["mysql", "mariadb"])
+def server_url(request: pytest.FixtureRequest) -> str:
+    """Both databases, one after the other."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+@pytest.fixture
+def database(server_url: str) -> Iterator[Database]:
+    """A fresh schema on each server; the test runs once per server."""
+    with Database.create(server_url) as fresh:
+        yield fresh
+
+
+@pytest.fixture
+def mysql(mysql_url: str) -> Iterator[Database]:
+    """A fresh schema on MySQL."""
+    with Database.create(mysql_url) as fresh:
+        yield fresh
+
+
+@pytest.fixture
+def mariadb(mariadb_url: str) -> Iterator[Database]:
+    """A fresh schema on MariaDB."""
+    with Database.create(mariadb_url) as fresh:
+        yield fresh
+
+
+@pytest.fixture
+def harness(kafka: str, tmp_path: Path) -> Iterator[Callable[[Database], Harness]]:
+    """Makes a ``Harness`` (outbox table, relay, compensator, topics) on a database; everything it
+    started is ended with the test."""
+    with ExitStack() as stack:
+
+        def make(database: Database, **environment: str) -> Harness:
+            return stack.enter_context(Harness(database, kafka, tmp_path, environment))
+
+        yield make
+
+
+@pytest.fixture
+def shop(database: Database, harness: Callable[[Database], Harness]) -> Harness:
+    """An outbox table with a relay at hand, on MySQL and on MariaDB."""
+    return harness(database)
+
+
+@pytest.fixture
+def mysql_shop(mysql: Database, harness: Callable[[Database], Harness]) -> Harness:
+    """The same on MySQL only."""
+    return harness(mysql)
+
+
+@pytest.fixture
+def mariadb_shop(mariadb: Database, harness: Callable[[Database], Harness]) -> Harness:
+    """The same on MariaDB only."""
+    return harness(mariadb)
