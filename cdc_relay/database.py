@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import pymysql
 from sqlalchemy import Connection, Engine, create_engine, event, exc
@@ -25,6 +25,7 @@ from sqlalchemy.engine import URL
 from cdc_relay.config import Settings
 from cdc_relay.errors import ConfigError, SourceError, SourceUnavailableError
 from cdc_relay.outbox import OPTIONAL_COLUMNS, REQUIRED_COLUMNS
+from cdc_relay.router import PayloadKind
 
 _CONNECT_TIMEOUT_S: Final = 10
 # Long enough for a count over a large table; short enough that a dead link is noticed.
@@ -267,8 +268,6 @@ def retry_locked(action: Callable[[], _T], tries: int = 5) -> _T:
 
 
 # --- the table ------------------------------------------------------------------------------
-
-PayloadKind = Literal["json", "text", "binary"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,11 @@ import signal
 import uuid
 from types import FrameType
 
+import click
 import structlog
 
 from cdc_relay.binlog.stream import BinlogSource, Server, default_server_id
+from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
 from cdc_relay.config import Settings
 from cdc_relay.database import TableShape, connect_arguments, describe_table, engine
 from cdc_relay.errors import ConfigError, PositionLostError
@@ -23,6 +25,23 @@ from cdc_relay.router import Router
 from cdc_relay.store import Store
 
 log = structlog.get_logger(__name__)
+
+
+@click.command("start")
+@settings_options(
+    *("topic", "delivery", "source", "mark", "shards", "http", "server_id"),
+    *("batch_rows", "queue_rows", "heartbeat", "read_timeout", "checkpoint_interval"),
+    *("stop_grace", "max_tries", *DATABASE, *KAFKA, *LOGGING),
+)
+@click.option(
+    "--until-current",
+    is_flag=True,
+    help="End when the position that was current at the start has been passed.",
+)
+def command(settings: Settings, until_current: bool) -> None:
+    """Carry committed rows of the outbox table to Kafka until SIGTERM; a second signal stops at
+    once."""
+    start(settings, until_current=until_current)
 
 
 def start(settings: Settings, *, until_current: bool = False) -> None:

@@ -1,0 +1,98 @@
+"""The command line. Commands only wire objects; each is loaded when it is asked for, so that
+``--help`` and ``version`` do not wait for the libraries of the others."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Final
+
+import click
+
+from cdc_relay.errors import CdcRelayError
+
+# Name, and the line in the help; the command is ``command`` in the module of that name here.
+_COMMANDS: Final = {
+    "init": "Create the outbox table, or say what an existing one lacks.",
+    "schema": "Print the outbox table's DDL; needs no database.",
+    "start": "Run the relay: binlog to Kafka, in commit order.",
+    "compensate": "Send the rows that have been pending for too long.",
+    "status": "Show the table's rows by status, and the checkpoint.",
+    "version": "Show the versions of cdc-relay and of what it runs on.",
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = import_module(f"cdc_relay.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(
+    "cdc-relay",
+    cls=_LazyGroup,
+    epilog="Settings come from the file given by --config, from CDC_RELAY_* variables and from "
+    "flags; later wins. `cdc-relay COMMAND --help` shows a command's flags.",
+)
+def cli() -> None:
+    """Carry the events of a transactional outbox table from MySQL or MariaDB to Kafka."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code (``cdc_relay.errors`` lists them).
+
+    Whatever goes wrong is one line on stderr, ``error: …``. Only a bug also shows where it
+    happened, and only with ``--log-level debug``.
+    """
+    try:
+        result: Any = cli.main(
+            args=None if argv is None else list(argv), prog_name="cdc-relay", standalone_mode=False
+        )
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "cdc-relay"
+        return _fail(f"{error.format_message()} (see {path} --help)", error.exit_code)
+    except click.Abort:
+        return 130
+    except CdcRelayError as error:
+        return _fail(str(error), error.exit_code)
+    except BrokenPipeError:
+        # Whoever read our output went away (| head). Python would complain at exit as well.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        return _report_bug(error)
+
+
+def _report_bug(error: Exception) -> int:
+    from cdc_relay.telemetry import is_debugging
+
+    if is_debugging():
+        traceback.print_exc()
+    return _fail(
+        f"internal error, please report it: {type(error).__name__}: {error} "
+        "(--log-level debug shows where)",
+        1,
+    )
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    return code

@@ -1,0 +1,39 @@
+"""``cdc-relay compensate``: the compensator's pass."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
+from cdc_relay.config import Settings
+from fallback import Summary, run
+
+
+@click.command("compensate")
+@settings_options(
+    *("older_than", "batch", "max_tries", "send_timeout", "topic"), *DATABASE, *KAFKA, *LOGGING
+)
+@click.option("--loop", is_flag=True, help="Stay, and run pass after pass until SIGTERM.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as one line of JSON.")
+def command(settings: Settings, loop: bool, as_json: bool) -> int:
+    """Send the rows that have been pending for longer than --older-than, in order, through the
+    same router as the relay, and mark them as sent. One pass, unless --loop.
+
+    Exit codes: 0 nothing left, 2 usage or configuration, 3 the database, 4 Kafka, 6 rows went
+    dead or are still failing.
+    """
+    summary = run(settings, loop=loop)
+    click.echo(json.dumps(summary.as_dict()) if as_json else _line(summary))
+    if summary.error is not None:
+        click.echo(f"error: {summary.error}", err=True)
+    return summary.exit_code
+
+
+def _line(summary: Summary) -> str:
+    return (
+        f"sent {summary.sent}, marked {summary.marked}, failed {summary.failed}, "
+        f"dead {summary.dead}, left {summary.left}; "
+        f"{summary.batches} batches in {summary.seconds:.1f} s"
+    )

@@ -1,0 +1,76 @@
+"""Flags that set settings: one for each field a command names, from the field's own words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final, Literal, get_args, get_origin
+
+import click
+
+from cdc_relay.config import Settings, load
+from cdc_relay.telemetry import configure_logging
+
+LOGGING: Final = ("log_format", "log_level")
+DATABASE: Final = (
+    *("database_url", "database_password_file"),
+    *("database_tls_ca", "database_tls_cert", "database_tls_key", "table"),
+)
+KAFKA: Final = ("kafka_bootstrap", "name")
+
+
+def settings_options(*fields: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command ``--config`` and a flag for each of ``fields``, and call it with the merged
+    ``Settings`` as its first argument, logging set up."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def with_settings(config: Path | None, **arguments: Any) -> Any:
+            flags = {field: arguments.pop(field) for field in fields}
+            settings = load(config, flags=flags)
+            configure_logging(settings)
+            return function(settings, **arguments)
+
+        decorated: Callable[..., Any] = with_settings
+        for field in reversed(fields):
+            decorated = _flag(field)(decorated)
+        return click.option(
+            "--config",
+            type=click.Path(path_type=Path),
+            envvar="CDC_RELAY_CONFIG",
+            metavar="FILE",
+            help="TOML file with settings. [variable: CDC_RELAY_CONFIG]",
+        )(decorated)
+
+    return decorate
+
+
+def _flag(field: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    info = Settings.model_fields[field]
+    default = _written(info.default)
+    hint = f" [default: {default}]" if default else ""
+    # Values go to the settings as they were typed: one place checks files, variables and flags.
+    return click.option(
+        "--" + field.replace("_", "-"),
+        field,
+        metavar=_metavar(field, info.annotation),
+        help=f"{info.description}{hint}",
+    )
+
+
+def _metavar(field: str, kind: object) -> str:
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    kinds: dict[object, str] = {float: "DURATION", int: "N", int | None: "N", Path | None: "FILE"}
+    return kinds.get(kind, field.rpartition("_")[2].upper())
+
+
+def _written(default: object) -> str:
+    """A default as a user would write it; floats are durations."""
+    if isinstance(default, float):
+        for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+            if default and default % size == 0:
+                return f"{default / size:g}{unit}"
+        return f"{default:g}s"
+    return "" if default is None else str(default)

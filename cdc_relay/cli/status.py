@@ -1,0 +1,75 @@
+"""``cdc-relay status``: the table and the checkpoint at a glance."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Final
+
+import click
+
+from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
+from cdc_relay.config import Settings
+from cdc_relay.database import database_errors, describe_table, engine
+from cdc_relay.errors import SinkError
+from cdc_relay.store import Counts, Store
+
+_KAFKA_TIMEOUT_S: Final = 5.0
+
+
+@click.command("status")
+@settings_options(*DATABASE, *KAFKA, *LOGGING)
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+def command(settings: Settings, as_json: bool) -> None:
+    """Show how many rows are pending, sent and dead, the age of the oldest pending one in
+    seconds, and, where Kafka can be reached, the relay's checkpoint."""
+    counts = _counts(settings)
+    report: dict[str, Any] = {
+        "name": settings.name,
+        "table": ".".join(settings.schema_and_table()),
+        "pending": counts.pending,
+        "failing": counts.failing,
+        "sent": counts.sent,
+        "dead": counts.dead,
+        "oldest_pending_s": counts.oldest_pending_s,
+        **_checkpoint(settings),
+    }
+    if as_json:
+        click.echo(json.dumps(report, ensure_ascii=False))
+    else:
+        for name, value in report.items():
+            fields = value if isinstance(value, dict) else {"": value}
+            for field, item in fields.items():
+                click.echo(f"{name} {field}".rstrip() + f": {'-' if item is None else item}")
+
+
+def _counts(settings: Settings) -> Counts:
+    pool = engine(settings)
+    try:
+        with database_errors(pool.url), pool.connect() as connection:
+            shape = describe_table(connection, settings)
+        return Store(pool, shape).counts()
+    finally:
+        pool.dispose()
+
+
+def _checkpoint(settings: Settings) -> dict[str, Any]:
+    """The checkpoint's fields, or why there are none: Kafka may be down or not be set, and the
+    table's figures are worth showing all the same."""
+    if not settings.kafka_bootstrap:
+        return {"checkpoint": None, "checkpoint_error": "kafka_bootstrap is not set"}
+    from cdc_relay.kafka.checkpoints import read_last
+
+    try:
+        checkpoint = read_last(settings, timeout=_KAFKA_TIMEOUT_S)
+    except SinkError as error:
+        return {"checkpoint": None, "checkpoint_error": str(error)}
+    if checkpoint is None:
+        return {"checkpoint": None, "checkpoint_error": None}
+    fields = {
+        "position": str(checkpoint.position),
+        "age_s": round(max(0.0, time.time() - checkpoint.time), 3),
+        "closed_aggregates": len(checkpoint.closed),
+        "owed_marks": len(checkpoint.owed),
+    }
+    return {"checkpoint": fields, "checkpoint_error": None}

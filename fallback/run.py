@@ -1,0 +1,99 @@
+"""Wires a compensator and runs it: one pass, or passes until a signal."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from types import FrameType
+from typing import Any, Final
+
+import structlog
+
+from cdc_relay.config import Settings
+from cdc_relay.database import database_errors, describe_table, engine
+from cdc_relay.errors import CdcRelayError, SinkUnavailableError, SourceUnavailableError
+from cdc_relay.kafka.sink import KafkaSink
+from cdc_relay.router import Router
+from cdc_relay.store import Store
+
+from .compensator import Compensator, Summary
+
+_IDLE_S: Final = 0.2
+_LONGEST_PAUSE_S: Final = 30.0
+
+log: Any = structlog.get_logger("compensator")
+
+
+def run(settings: Settings, *, loop: bool = False) -> Summary:
+    """Run one pass, or with ``loop`` pass after pass until SIGTERM or SIGINT, and return what was
+    done. An error of the tree is in the summary (``error``, ``exit_code``), not raised: what was
+    done before it counts. In a loop an unreachable database or broker is waited for.
+
+    Call it from the main thread: it takes the signals over while it runs.
+    """
+    settings.require("database_url", "kafka_bootstrap")
+    started = time.monotonic()
+    database = engine(settings)
+    summary = Summary()
+    try:
+        with _stop_on_signal() as stop:
+            with database_errors(database.url), database.connect() as connection:
+                shape = describe_table(connection, settings)
+            compensator = Compensator(
+                Store(database, shape, max_tries=settings.max_tries),
+                Router(settings.topic, shape.payload_kind),
+                lambda: KafkaSink(settings, f"cdc-relay.{settings.name}.compensator"),
+                older_than_s=settings.older_than,
+                batch=settings.batch,
+                send_timeout_s=settings.send_timeout,
+                stop=stop,
+            )
+            summary = compensator.summary
+            with closing(compensator):
+                if loop:
+                    _run_passes(compensator, stop)
+                else:
+                    compensator.run_pass()
+    except CdcRelayError as error:
+        summary.error, summary.exit_code = str(error), error.exit_code
+    finally:
+        database.dispose()
+    summary.seconds = time.monotonic() - started
+    return summary
+
+
+def _run_passes(compensator: Compensator, stop: threading.Event) -> None:
+    pause = _IDLE_S
+    while not stop.is_set():
+        try:
+            if compensator.run_pass() == 0:
+                stop.wait(_IDLE_S)
+            pause = _IDLE_S
+        except (SinkUnavailableError, SourceUnavailableError) as error:
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+            log.warning("waiting", reason=str(error), next_try_s=pause)
+            stop.wait(pause)
+
+
+@contextmanager
+def _stop_on_signal() -> Iterator[threading.Event]:
+    """Give an event that the first SIGTERM or SIGINT sets; the second one ends the process."""
+    stop = threading.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in signals]
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+        for number in signals:
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in signals:
+        signal.signal(number, on_signal)
+    try:
+        yield stop
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
