@@ -18,6 +18,7 @@ import json
 import os
 import secrets
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from confluent_kafka import KafkaException
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
@@ -215,6 +216,7 @@ class Demo:
         self._quiet_ns = (0, 0)
         self._relay: Member | None = None
         self._relay_starts = 0
+        self._delivered_at_start = 0
         self._relay_due = 0.0
 
     def run(self) -> tuple[Figures, Figures]:
@@ -223,6 +225,7 @@ class Demo:
         self._naive_ledger = self._open_ledger("naive", self._place.naive_topic)
         self._start_relay()
         with self._stage.bars(self._plan.orders):
+            self._await_relay()
             self._say_hello()
             self._serve()
             self._drain()
@@ -259,6 +262,24 @@ class Demo:
             "relay", [_cdc_relay(), "start"], env=self._place.environment()
         )
         self._relay_starts += 1
+        self._delivered_at_start = self._outbox_ledger.distinct
+
+    def _await_relay(self) -> None:
+        """A relay without a checkpoint starts at the end of the binlog: place no order before."""
+        started = time.monotonic()
+        topic = f"cdc-relay.{self._place.prefix}shop.checkpoints"
+        consumer = Consumer(
+            {"bootstrap.servers": self._place.bootstrap, "group.id": "none", "log_level": 3}
+        )
+
+        def anchored() -> bool:
+            if topic not in consumer.list_topics(timeout=10).topics:
+                return False
+            return bool(consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)[1])
+
+        self._wait("the relay's first checkpoint", anchored, timeout=60)
+        consumer.close()
+        self._stage.say(f"relay at its post after {time.monotonic() - started:.1f} s")
 
     def _say_hello(self) -> None:
         """One order through the whole path: from here on everybody is warm and listening."""
@@ -298,7 +319,9 @@ class Demo:
             done = max(self._show()) / plan.orders
             asked = time.monotonic()
             everyone_left = all(office.finished() for office in offices)
-            if kills and (done >= kills[0].at or everyone_left):
+            # A relay that has not delivered since its last start has nothing to lose: let it.
+            at_work = self._outbox_ledger.distinct > self._delivered_at_start
+            if kills and ((done >= kills[0].at and at_work) or everyone_left):
                 self._kill(kills.pop(0))
             if unlogged and (done >= plan.unlogged_at or everyone_left):
                 unlogged = False
@@ -568,11 +591,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     stage.say(f"{plan.orders:,} orders in each shop, {kills} kills, seed {plan.seed}")
     try:
         with (
-            tempfile.TemporaryDirectory(prefix="cdc-relay-demo-") as folder,
+            _folder(arguments.keep, stage) as folder,
             _servers(arguments.servers == "own", arguments.keep, stage) as place,
-            Crew(Path(folder)) as crew,
+            Crew(folder) as crew,
         ):
-            outbox, naive = Demo(plan, place, stage, crew, Path(folder)).run()
+            outbox, naive = Demo(plan, place, stage, crew, folder).run()
     except KeyboardInterrupt:
         console.print("interrupted; everything was stopped")
         return 130
@@ -605,6 +628,19 @@ def _verdict(console: Console, outbox: Figures, naive: Figures) -> int:
     return 1 if bad else 0
 
 
+@contextlib.contextmanager
+def _folder(keep: bool, stage: Stage) -> Iterator[Path]:
+    """Give a folder for logs and books; it is there afterwards only with ``keep``."""
+    folder = Path(tempfile.mkdtemp(prefix="cdc-relay-demo-"))
+    try:
+        yield folder
+    finally:
+        if keep:
+            stage.say(f"logs are in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _interrupt(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
@@ -621,7 +657,7 @@ def _parser() -> argparse.ArgumentParser:
         help="this checkout's, or those of CDC_RELAY_DATABASE_URL (user with all "
         "rights) and CDC_RELAY_KAFKA_BOOTSTRAP",
     )
-    parser.add_argument("--keep", action="store_true", help="leave the servers and the data")
+    parser.add_argument("--keep", action="store_true", help="leave servers, data and logs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     return parser
 
