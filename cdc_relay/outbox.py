@@ -142,7 +142,8 @@ def table_ddl(name: str = DEFAULT_TABLE) -> list[str]:
     The same text serves MySQL 8.0.13 and later and MariaDB 10.6 and later. No trailing semicolons.
     """
     table = outbox_table(MetaData(), name)
-    dialect = mysql.dialect()
+    # Not the driver's %s: it would double each % of a name.
+    dialect = mysql.dialect(paramstyle="named")
     statements = [str(CreateTable(table).compile(dialect=dialect))]
     indexes = sorted(table.indexes, key=lambda index: str(index.name))
     statements += [str(CreateIndex(index).compile(dialect=dialect)) for index in indexes]

@@ -1,0 +1,391 @@
+"""The writer on real servers: the event lives and dies with the caller's transaction."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, Integer, MetaData, Numeric, Table, create_engine, inspect, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session
+from sqlalchemy.orm import sessionmaker as session_maker
+
+from tests.support.sql import Database
+from writer import EventFields, NotInTransactionError, Outbox, outbox_table
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    total: Mapped[Any] = mapped_column(Numeric(10, 2))
+
+
+EVENT: EventFields = {
+    "aggregate_type": "order",
+    "aggregate_id": "7",
+    "event_type": "ORDER_CREATED",
+    "payload": {"a": 1},
+}
+
+
+@pytest.fixture
+def outbox(database: Database) -> Outbox:
+    database.create_outbox()
+    return Outbox()
+
+
+@pytest.fixture
+def engine(database: Database) -> Iterator[Engine]:
+    made = create_engine(database.url)
+    Base.metadata.create_all(made)
+    yield made
+    made.dispose()
+
+
+def event_types(database: Database) -> list[str]:
+    return [row[0] for row in database.sql("SELECT event_type FROM outbox_event ORDER BY id")]
+
+
+def test_rows_follow_savepoints_and_rollback(
+    database: Database, outbox: Outbox, engine: Engine
+) -> None:
+    """e1 and e3 only; e4 never."""
+
+    def add(session: Session, name: str) -> None:
+        outbox.add(session, **{**EVENT, "event_type": name})
+
+    with Session(engine) as session:
+        session.add(Order(id=1, total=5))
+        add(session, "e1")
+        try:
+            with session.begin_nested():
+                session.get_one(Order, 1).total = 6
+                add(session, "e2")
+                raise RuntimeError
+        except RuntimeError:
+            pass
+        add(session, "e3")
+        session.commit()
+        add(session, "e4")
+        session.rollback()
+    assert event_types(database) == ["e1", "e3"]
+    assert database.sql("SELECT total FROM orders")[0][0] == 5
+
+
+def test_plain_connection_savepoints_and_rollback(
+    database: Database, outbox: Outbox, engine: Engine
+) -> None:
+    with engine.begin() as connection:
+        outbox.add(connection, **{**EVENT, "event_type": "e1"})
+        with connection.begin_nested() as savepoint:
+            outbox.add(connection, **{**EVENT, "event_type": "e2"})
+            savepoint.rollback()
+        outbox.add(connection, **{**EVENT, "event_type": "e3"})
+    with engine.connect() as connection:
+        outbox.add(connection, **{**EVENT, "event_type": "e4"})
+        # Closed without a commit.
+    assert event_types(database) == ["e1", "e3"]
+
+
+def test_event_is_there_when_the_process_dies_right_after_commit(
+    database: Database, outbox: Outbox, engine: Engine
+) -> None:
+    code = (
+        "import os, sys\n"
+        "from sqlalchemy import create_engine\n"
+        "from sqlalchemy.orm import Session\n"
+        "from writer import Outbox\n"
+        "with Session(create_engine(sys.argv[1])) as session:\n"
+        "    Outbox().add(session, aggregate_type='order', aggregate_id=1, event_type='kept',"
+        " payload={})\n"
+        "    session.commit()\n"
+        "    Outbox().add(session, aggregate_type='order', aggregate_id=1, event_type='lost',"
+        " payload={})\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, database.text], check=False, timeout=60)
+    assert done.returncode == -9
+    assert event_types(database) == ["kept"]
+
+
+def test_session_is_flushed_first(database: Database, outbox: Outbox, engine: Engine) -> None:
+    """The business rows, and their locks, come before the event's id."""
+    with Session(engine) as session, session.begin():
+        session.add(Order(id=1, total=5))
+        outbox.add(session, **EVENT)
+        assert not session.new
+        session.add(Order(id=2, total=5))
+        with session.no_autoflush:
+            outbox.add(session, **EVENT)
+        assert session.new
+
+
+def test_scoped_session(database: Database, outbox: Outbox, engine: Engine) -> None:
+    session = scoped_session(session_maker(engine))
+    outbox.add(session, **EVENT)
+    session.commit()
+    session.remove()
+    assert event_types(database) == ["ORDER_CREATED"]
+
+
+def test_dbapi_connection(database: Database, outbox: Outbox) -> None:
+    connection = database.connect()
+    outbox.add(connection, **{**EVENT, "event_type": "kept"})
+    connection.commit()
+    outbox.add(connection, **{**EVENT, "event_type": "gone"})
+    connection.rollback()
+    connection.close()
+    assert event_types(database) == ["kept"]
+
+
+def test_autocommit_targets_are_refused_and_nothing_is_written(
+    database: Database, outbox: Outbox, engine: Engine
+) -> None:
+    autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+    # SQLAlchemy believes that it begins a transaction; the driver does not.
+    invisible = create_engine(database.url, connect_args={"autocommit": True})
+    raw = database.connect(autocommit=True)
+    with (
+        Session(autocommit) as session,
+        autocommit.connect() as connection,
+        Session(invisible) as deceived,
+    ):
+        for target in (session, connection, deceived, raw, engine):
+            with pytest.raises(NotInTransactionError, match=r"outbox\.add|begin a transaction"):
+                outbox.add(target, **EVENT)
+    raw.close()
+    invisible.dispose()
+    assert event_types(database) == []
+
+
+def test_begin_on_an_autocommit_connection_is_a_transaction(
+    database: Database, outbox: Outbox
+) -> None:
+    connection = database.connect(autocommit=True)
+    connection.begin()
+    outbox.add(connection, **EVENT)
+    connection.rollback()
+    with pytest.raises(NotInTransactionError):
+        outbox.add(connection, **EVENT)
+    with connection.cursor() as cursor:
+        cursor.execute("START TRANSACTION")
+    outbox.add(connection, **{**EVENT, "event_type": "kept"})
+    connection.commit()
+    connection.close()
+    assert event_types(database) == ["kept"]
+
+
+def test_columns_and_defaults(database: Database, outbox: Outbox, engine: Engine) -> None:
+    with engine.begin() as connection:
+        event_id = outbox.add(connection, **EVENT, headers={"traceparent": "00-ab", "n": None})
+    [row] = database.sql(
+        "SELECT event_id, aggregate_type, aggregate_id, event_type, payload, headers, status,"
+        " retry_count, next_retry_time, last_error, sent_at FROM outbox_event"
+    )
+    assert row[:4] == (event_id, "order", "7", "ORDER_CREATED")
+    assert json.loads(row[4]) == {"a": 1}
+    assert json.loads(row[5]) == {"traceparent": "00-ab", "n": None}
+    assert row[6:] == (0, 0, None, None, None)
+
+
+def test_times_are_the_databases_clock_in_utc_to_the_microsecond(
+    database: Database, outbox: Outbox
+) -> None:
+    """Whatever the session's time zone is."""
+    connection = database.connect(init_command="SET time_zone = '+05:30'")
+    outbox.add(connection, **EVENT)
+    time.sleep(0.05)
+    outbox.add(connection, **EVENT)
+    connection.commit()
+    connection.close()
+    [(young, between)] = database.sql(
+        "SELECT MAX(ABS(TIMESTAMPDIFF(SECOND, created_at, UTC_TIMESTAMP(6)))),"
+        " TIMESTAMPDIFF(MICROSECOND, MIN(created_at), MAX(created_at)) FROM outbox_event"
+    )
+    assert young < 10
+    assert 50_000 <= between < 1_000_000
+    assert database.sql("SELECT COUNT(*) FROM outbox_event WHERE created_at = updated_at") == (
+        (2,),
+    )
+
+
+def test_occurred_at_is_stored_in_utc(database: Database, outbox: Outbox, engine: Engine) -> None:
+    moment = datetime(2026, 3, 1, 1, 30, 0, 123456, tzinfo=timezone(timedelta(hours=2)))
+    with engine.begin() as connection:
+        outbox.add(connection, **EVENT, occurred_at=moment)
+    [(created_at,)] = database.sql("SELECT created_at FROM outbox_event")
+    assert created_at == datetime(2026, 2, 28, 23, 30, 0, 123456)
+
+
+def test_none_is_sql_null_and_null_text_is_json_null(
+    database: Database, outbox: Outbox, engine: Engine
+) -> None:
+    with engine.begin() as connection:
+        outbox.add(connection, **{**EVENT, "payload": None})
+        outbox.add(connection, **{**EVENT, "payload": "null"}, headers=None)
+    rows = database.sql("SELECT payload, headers FROM outbox_event ORDER BY id")
+    assert rows == ((None, None), ("null", None))
+
+
+@pytest.mark.parametrize("charset", ["utf8mb4", "utf8mb3", "latin1"])
+def test_payload_survives_any_connection_charset(
+    database: Database, outbox: Outbox, charset: str
+) -> None:
+    said = {"text": "naïve 订单 \U0001f600 \\ ' \" %s %% \u2028"}
+    connection = database.connect(charset=charset)
+    outbox.add(connection, **{**EVENT, "payload": said}, headers=said)
+    connection.commit()
+    connection.close()
+    [(payload, headers)] = database.sql("SELECT payload, headers FROM outbox_event")
+    assert json.loads(payload) == said
+    assert json.loads(headers) == said
+
+
+def test_no_backslash_escapes(database: Database, outbox: Outbox) -> None:
+    connection = database.connect(sql_mode="NO_BACKSLASH_ESCAPES")
+    outbox.add(connection, **{**EVENT, "payload": {"a": "\n\"'\\"}})
+    connection.commit()
+    connection.close()
+    [(payload,)] = database.sql("SELECT payload FROM outbox_event")
+    assert json.loads(payload) == {"a": "\n\"'\\"}
+
+
+def test_duplicate_event_id_is_the_drivers_error(outbox: Outbox, engine: Engine) -> None:
+    with engine.begin() as connection:
+        assert outbox.add(connection, **EVENT, event_id="e-1") == "e-1"
+    with engine.connect() as connection, pytest.raises(IntegrityError):
+        outbox.add(connection, **EVENT, event_id="e-1")
+
+
+def test_add_all_keeps_the_order(database: Database, outbox: Outbox, engine: Engine) -> None:
+    events: list[EventFields] = [{**EVENT, "aggregate_id": number} for number in range(1, 2502)]
+    events[5]["payload"] = {"large": "x" * 1_500_000}
+    events[6]["occurred_at"] = datetime(2026, 1, 1, tzinfo=UTC)
+    with engine.begin() as connection:
+        ids = outbox.add_all(connection, events)
+        assert outbox.add_all(connection, []) == []
+    rows = database.sql("SELECT event_id, aggregate_id FROM outbox_event ORDER BY id")
+    assert [row[0] for row in rows] == ids == sorted(ids)
+    assert [int(row[1]) for row in rows] == list(range(1, 2502))
+
+
+def test_add_all_checks_all_before_it_writes(outbox: Outbox, engine: Engine) -> None:
+    with engine.begin() as connection:
+        with pytest.raises(ValueError, match="aggregate_id is empty"):
+            outbox.add_all(connection, [EVENT, {**EVENT, "aggregate_id": ""}])
+        assert connection.scalar(text("SELECT COUNT(*) FROM outbox_event")) == 0
+
+
+LEGACY = """
+CREATE TABLE legacy (
+  id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
+  event_id CHAR(36) NOT NULL,
+  aggregate_type VARCHAR(20) NOT NULL,
+  aggregate_id VARCHAR(20) NOT NULL,
+  event_type VARCHAR(20) NOT NULL,
+  payload BLOB,
+  status INT NOT NULL,
+  retry_count INT NOT NULL,
+  next_retry_time DATETIME NOT NULL,
+  created_at TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6),
+  updated_at TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)
+)"""
+
+
+def test_older_table_is_served_by_reflection(database: Database, engine: Engine) -> None:
+    database.sql(LEGACY)
+    legacy = Outbox(Table("legacy", MetaData(), autoload_with=engine))
+    connection = database.connect(init_command="SET time_zone = '-08:00'")
+    legacy.add(connection, **{**EVENT, "payload": b"\x00\xff'"})
+    legacy.add(connection, **EVENT, occurred_at=datetime.fromisoformat("2026-03-01T12:00:00.5Z"))
+    connection.commit()
+    with pytest.raises(ValueError, match="has no column headers"):
+        legacy.add(connection, **EVENT, headers={"a": "b"})
+    with pytest.raises(ValueError, match="21 characters; the column takes 20"):
+        legacy.add(connection, **{**EVENT, "aggregate_id": "x" * 21})
+    connection.close()
+    reader = database.connect(init_command="SET time_zone = '+00:00'", autocommit=True)
+    with reader.cursor() as cursor:
+        cursor.execute(
+            "SELECT payload, status, ABS(TIMESTAMPDIFF(SECOND, created_at, UTC_TIMESTAMP())) < 10,"
+            " created_at FROM legacy ORDER BY id"
+        )
+        first, second = cursor.fetchall()
+    reader.close()
+    assert first[:3] == (b"\x00\xff'", 0, 1)
+    assert second[0] == b'{"a":1}'
+    assert second[3] == datetime(2026, 3, 1, 12, 0, 0, 500000)
+
+
+def test_another_schema_and_a_table_name_with_percent(database: Database, engine: Engine) -> None:
+    database.create_outbox("out%s")
+    outbox = Outbox(f"{database.name}.out%s")
+    with engine.begin() as connection:
+        outbox.add(connection, **EVENT)
+    assert database.sql("SELECT COUNT(*) FROM `out%s`") == ((1,),)
+
+
+def test_session_with_several_binds_finds_the_table(database: Database, engine: Engine) -> None:
+    database.create_outbox()
+    metadata = MetaData()
+    table = outbox_table(metadata)
+    with Session(binds={table: engine}) as session, session.begin():
+        Outbox(table).add(session, **EVENT)
+    assert event_types(database) == ["ORDER_CREATED"]
+
+
+def test_outbox_table_is_what_schema_prints(database: Database, engine: Engine) -> None:
+    """``create_all`` and ``cdc-relay schema`` give the same table."""
+    database.create_outbox()
+    metadata = MetaData()
+    outbox_table(metadata, "by_metadata")
+    metadata.create_all(engine)
+    shown = [
+        database.sql(f"SHOW CREATE TABLE {name}")[0][1].replace(name, "T")
+        for name in ("outbox_event", "by_metadata")
+    ]
+    assert sorted(shown[0].splitlines()) == sorted(shown[1].splitlines())
+    assert {index["name"] for index in inspect(engine).get_indexes("by_metadata")} >= {
+        "idx_status_next_retry",
+        "uk_event_id",
+    }
+
+
+def test_existing_server_variables_do_not_matter(database: Database, outbox: Outbox) -> None:
+    connection = database.connect(sql_mode="ANSI_QUOTES,STRICT_ALL_TABLES")
+    outbox.add(connection, **EVENT)
+    connection.commit()
+    connection.close()
+    assert event_types(database) == ["ORDER_CREATED"]
+
+
+def test_async_targets_are_shown_the_way(outbox: Outbox) -> None:
+    class AsyncSession:
+        async def run_sync(self) -> None: ...
+
+    with pytest.raises(TypeError, match="run_sync"):
+        outbox.add(AsyncSession(), **EVENT)
+
+
+def test_writer_loads_no_driver_and_nothing_else_of_ours() -> None:
+    code = (
+        "import sys, writer\n"
+        "bad = {m.partition('.')[0] for m in sys.modules} &"
+        " {'pymysql', 'confluent_kafka', 'pymysqlreplication', 'click', 'pydantic', 'structlog'}\n"
+        "ours = {m for m in sys.modules if m.startswith('cdc_relay')}\n"
+        "assert not bad, bad\n"
+        "assert ours == {'cdc_relay', 'cdc_relay.errors', 'cdc_relay.outbox'}, ours\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=dict(os.environ))
