@@ -226,7 +226,7 @@ class Demo:
         self._start_relay()
         with self._stage.bars(self._plan.orders):
             self._await_relay()
-            self._say_hello()
+            self._warm_up()
             self._serve()
             self._drain()
             self._compensate()
@@ -281,17 +281,20 @@ class Demo:
         consumer.close()
         self._stage.say(f"relay at its post after {time.monotonic() - started:.1f} s")
 
-    def _say_hello(self) -> None:
-        """One order through the whole path: from here on everybody is warm and listening."""
+    def _warm_up(self) -> None:
+        """Some orders through the whole path: from here on everybody is warm and listening."""
         started = time.monotonic()
+        orders = self._plan.warm_up.orders
         for office in (self._outbox, self._naive):
-            office.hire(self._plan.hello)
+            office.hire(self._plan.warm_up)
         self._wait(
-            "the first order to arrive",
-            lambda: self._outbox_ledger.distinct == 1 and self._naive_ledger.distinct == 1,
+            f"the first {orders} orders to arrive",
+            lambda: orders == self._outbox_ledger.distinct == self._naive_ledger.distinct,
             timeout=60,
         )
-        self._stage.say(f"first order in both topics after {time.monotonic() - started:.1f} s")
+        self._stage.say(
+            f"first {orders} orders in both topics after {time.monotonic() - started:.1f} s"
+        )
 
     def _serve(self) -> None:
         """All orders, with the kills of the plan."""
@@ -320,7 +323,9 @@ class Demo:
             asked = time.monotonic()
             everyone_left = all(office.finished() for office in offices)
             # A relay that has not delivered since its last start has nothing to lose: let it.
-            at_work = self._outbox_ledger.distinct > self._delivered_at_start
+            at_work = (
+                self._relay is not None and self._outbox_ledger.distinct > self._delivered_at_start
+            )
             if kills and ((done >= kills[0].at and at_work) or everyone_left):
                 self._kill(kills.pop(0))
             if unlogged and (done >= plan.unlogged_at or everyone_left):
@@ -339,7 +344,8 @@ class Demo:
         self._relay = None
         self._relay_due = time.monotonic() + kill.silence_s
         killed = sum(len(some) for _, some in tasks)
-        self._stage.say(f"[red]kill -9[/red] the relay and {killed} clerks; back at once")
+        clerks = f" and {killed} clerks, half of them in each shop" if killed else ""
+        self._stage.say(f"[red]kill -9[/red] the relay{clerks}; all come back")
         for office, some in tasks:
             for task in some:
                 office.hire(task)

@@ -41,8 +41,8 @@ class Plan:
     orders: int
     seed: int
     tasks: tuple[Task, ...]
-    hello: Task
-    """One order that both shops place before everything else."""
+    warm_up: Task
+    """What both shops place before everything else, so that no server is cold when it counts."""
     unlogged: Task
     unlogged_at: float
     """Share of all orders after which they are placed."""
@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def customers(self) -> int:
-        return self.hello.last
+        return self.warm_up.last
 
     @property
     def quiet_s(self) -> float:
@@ -60,10 +60,11 @@ class Plan:
     def draw(cls, orders: int, seed: int, kills: int) -> Plan:
         """Return the plan for at least 100 orders and at least one kill."""
         dice = random.Random(seed)
-        paced = min(2000, orders // 5) // CLERKS
+        paced = min(2000, orders // 4) // CLERKS
         # Less than 1 %, so that their long wait is not what the p99 shows.
         unlogged = min(50, orders // 250 + 1)
-        shares = _shares(orders - 1 - unlogged, CLERKS)
+        warm_up = min(500, orders // 10)
+        shares = _shares(orders - warm_up - unlogged, CLERKS)
         tasks = tuple(
             Task(
                 first=index * CUSTOMERS_PER_CLERK + 1,
@@ -76,14 +77,14 @@ class Plan:
         others = CLERKS * CUSTOMERS_PER_CLERK
         # One moment in each of so many equal stretches of the time that is not quiet; the last
         # one early enough that both shops are still at work.
-        begin = paced * CLERKS / orders + 0.03
+        begin = (warm_up + paced * CLERKS) / orders + 0.03
         stretch = (0.88 - begin) / kills
         moments = [begin + stretch * (index + dice.random()) for index in range(kills)]
         return cls(
             orders=orders,
             seed=seed,
             tasks=tasks,
-            hello=Task(first=others + 11, last=others + 11, orders=1),
+            warm_up=Task(first=others + 11, last=others + 20, orders=warm_up),
             unlogged=Task(first=others + 1, last=others + 10, orders=unlogged, unlogged=True),
             unlogged_at=(moments[0] + moments[-1]) / 2,
             kills=tuple(
