@@ -1,0 +1,508 @@
+"""The SQL on the outbox table, on both servers and on tables that are older than we."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import Engine
+
+from cdc_relay.config import Settings
+from cdc_relay.database import database_errors, describe_table, engine
+from cdc_relay.errors import SourceError, SourceUnavailableError
+from cdc_relay.outbox import OutboxEvent
+from cdc_relay.store import Failure, PendingEvent, Store
+from tests.support.sql import INSERT, Database, row
+
+LEGACY = """
+CREATE TABLE outbox_event (
+  id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
+  event_id VARCHAR(64) NOT NULL,
+  aggregate_type VARCHAR(64) NOT NULL,
+  aggregate_id VARCHAR(64) NOT NULL,
+  event_type VARCHAR(128) NOT NULL,
+  payload {payload},
+  status INT NOT NULL DEFAULT 0,
+  retry_count INT NOT NULL DEFAULT 0,
+  next_retry_time {retry},
+  created_at DATETIME NULL DEFAULT CURRENT_TIMESTAMP,
+  updated_at TIMESTAMP(6) NULL,
+  KEY idx_status_next_retry (status, next_retry_time)
+)"""
+LEGACY_INSERT = (
+    "INSERT INTO outbox_event (event_id, aggregate_type, aggregate_id, event_type, payload)"
+    " VALUES (%s, %s, %s, %s, %s)"
+)
+
+
+@pytest.fixture
+def pool(database: Database) -> Iterator[Engine]:
+    made = engine(settings(database))
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def make_store(database: Database, pool: Engine) -> Callable[..., Store]:
+    def make(**options: object) -> Store:
+        with pool.connect() as connection:
+            shape = describe_table(connection, settings(database))
+        return Store(pool, shape, **options)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def store(database: Database, make_store: Callable[..., Store]) -> Store:
+    database.create_outbox()
+    return make_store()
+
+
+def settings(database: Database, **more: str) -> Settings:
+    return Settings.model_validate({"database_url": database.text, **more})
+
+
+def insert(database: Database, *keys: str) -> list[tuple[int, str]]:
+    """One row for each aggregate id, in this order; returns (id, event_id) of each."""
+    for key in keys:
+        database.sql(INSERT.format(table="outbox_event"), row(key, {"key": key}))
+    rows = database.sql(
+        "SELECT id, event_id FROM outbox_event ORDER BY id DESC LIMIT %s", (len(keys),)
+    )
+    return [(found[0], found[1]) for found in reversed(rows)]
+
+
+def scanned(store: Store, older_than_s: float = 0, limit: int = 2) -> list[str]:
+    """The aggregate ids that a walk gives, in order."""
+    return [p.event.aggregate_id for batch in store.scan(older_than_s, limit) for p in batch]
+
+
+def event(store: Store, row_id: int) -> PendingEvent:
+    [found] = store.events([row_id])
+    return found
+
+
+# --- marks -------------------------------------------------------------------------------------
+
+
+def test_mark_sent(database: Database, store: Store) -> None:
+    rows = insert(database, "a", "b", "c")
+    assert store.mark_sent([rows[2], rows[0]]) == 2
+    assert store.mark_sent(rows) == 1
+    assert store.mark_sent([]) == 0
+    assert store.mark_sent([(999, "unknown")]) == 0
+    assert database.sql(
+        "SELECT COUNT(*), MAX(ABS(TIMESTAMPDIFF(SECOND, sent_at, UTC_TIMESTAMP(6)))) < 10,"
+        " MIN(sent_at = updated_at) FROM outbox_event WHERE status = 1"
+    ) == ((3, 1, 1),)
+
+
+def test_an_id_given_out_again_is_not_marked(database: Database, store: Store) -> None:
+    before = insert(database, "a", "b")
+    database.sql("TRUNCATE TABLE outbox_event")
+    after = insert(database, "a", "b")
+    assert [row_id for row_id, _ in before] == [row_id for row_id, _ in after]
+    assert store.mark_sent(before) == 0
+    assert store.mark_sent(after) == 2
+
+
+def test_dead_rows_stay_dead(database: Database, store: Store) -> None:
+    rows = insert(database, "a")
+    database.sql("UPDATE outbox_event SET status = 2")
+    assert store.mark_sent(rows) == 0
+
+
+def test_mark_sent_of_more_rows_than_one_statement_takes(database: Database, store: Store) -> None:
+    values = [row(str(number), number) for number in range(5100)]
+    connection = database.connect()
+    with connection.cursor() as cursor:
+        cursor.executemany(INSERT.format(table="outbox_event"), values)
+    connection.commit()
+    connection.close()
+    found = database.sql("SELECT id, event_id FROM outbox_event")
+    assert store.mark_sent([(row_id, event_id) for row_id, event_id in found]) == 5100
+
+
+def test_two_markers_do_not_deadlock(database: Database, store: Store) -> None:
+    rows = insert(database, *"abcdefghij")
+    marked: list[int] = []
+
+    def mark(part: list[tuple[int, str]]) -> None:
+        marked.append(sum(store.mark_sent(part) for _ in range(20)))
+
+    threads = [threading.Thread(target=mark, args=(part,)) for part in (rows, rows[::-1])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(marked) == 10
+
+
+def test_locked_rows_are_waited_for(database: Database, store: Store) -> None:
+    """Another session's lock outlasts one lock wait; the retry marks the row."""
+    rows = insert(database, "a")
+    blocker = database.connect()
+    with blocker.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM outbox_event WHERE id = %s FOR UPDATE", (rows[0][0],))
+    timer = threading.Timer(6.5, blocker.commit)
+    timer.start()
+    assert store.mark_sent(rows) == 1
+    timer.join()
+    blocker.close()
+
+
+# --- the scan ----------------------------------------------------------------------------------
+
+
+def test_rows_come_in_id_order_across_batches(database: Database, store: Store) -> None:
+    insert(database, *"cabcab")
+    assert scanned(store) == list("cabcab")
+    assert scanned(store, limit=100) == list("cabcab")
+
+
+def test_a_batch_is_never_larger_than_asked(database: Database, store: Store) -> None:
+    insert(database, *"abcde")
+    assert [len(batch) for batch in store.scan(0, 2)] == [2, 2, 1]
+
+
+def test_age_is_measured_by_the_database(database: Database, store: Store) -> None:
+    insert(database, "old", "young")
+    database.sql(
+        "UPDATE outbox_event SET created_at = UTC_TIMESTAMP(6) - INTERVAL 601 SECOND"
+        " WHERE aggregate_id = 'old'"
+    )
+    assert scanned(store, 600) == ["old"]
+    assert scanned(store, 602) == []
+    assert scanned(store, 0) == ["old", "young"]
+
+
+def test_a_row_with_a_failure_is_due_when_its_time_has_come(
+    database: Database, store: Store
+) -> None:
+    insert(database, "a", "b", "c")
+    retry_at(database, "b", "INTERVAL 1 HOUR")
+    scan = store.scan(0, 10)
+    assert [p.event.aggregate_id for batch in scan for p in batch] == ["a", "c"]
+    assert scan.held == 1
+    retry_at(database, "b", "INTERVAL -1 SECOND")
+    assert scanned(store) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+def test_nothing_overtakes_a_row_that_waits(database: Database, store: Store, limit: int) -> None:
+    insert(database, *"abacab")
+    first_a = database.sql("SELECT MIN(id) FROM outbox_event WHERE aggregate_id = 'a'")[0][0]
+    database.sql(
+        "UPDATE outbox_event SET next_retry_time = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR"
+        " WHERE id = %s",
+        (first_a,),
+    )
+    scan = store.scan(0, limit)
+    assert [p.event.aggregate_id for batch in scan for p in batch] == ["b", "c", "b"]
+    assert scan.held == 3
+
+
+def test_nothing_overtakes_an_earlier_row_that_is_too_young(
+    database: Database, store: Store
+) -> None:
+    insert(database, "a", "a", "b")
+    database.sql("UPDATE outbox_event SET created_at = UTC_TIMESTAMP(6) - INTERVAL 1 HOUR")
+    database.sql("UPDATE outbox_event SET created_at = UTC_TIMESTAMP(6) ORDER BY id LIMIT 1")
+    assert scanned(store, 600) == ["b"]
+
+
+def test_a_dead_row_blocks_its_aggregate_or_releases_it(
+    database: Database, store: Store, make_store: Callable[..., Store]
+) -> None:
+    insert(database, "a", "a", "a", "b")
+    database.sql("UPDATE outbox_event SET status = 2 ORDER BY id LIMIT 1 ")
+    assert scanned(store) == ["b"]
+    assert scanned(make_store(on_dead="release")) == ["a", "a", "b"]
+    # Dead after it: the earlier ones go.
+    database.sql("UPDATE outbox_event SET status = 0")
+    database.sql(
+        "UPDATE outbox_event SET status = 2 WHERE aggregate_id = 'a' ORDER BY id DESC LIMIT 1"
+    )
+    assert scanned(store) == ["a", "a", "b"]
+
+
+def test_the_same_key_of_another_type_does_not_wait(database: Database, store: Store) -> None:
+    insert(database, "a", "a")
+    database.sql("UPDATE outbox_event SET aggregate_type = 'refund' ORDER BY id DESC LIMIT 1")
+    database.sql("UPDATE outbox_event SET status = 2 ORDER BY id LIMIT 1")
+    assert scanned(store) == ["a"]
+
+
+def test_the_walk_ends_at_what_was_due_when_it_began(database: Database, store: Store) -> None:
+    insert(database, "a", "b")
+    seen = []
+    for batch in store.scan(0, 1):
+        seen += [pending.event.aggregate_id for pending in batch]
+        insert(database, "late")
+    assert seen == ["a", "b"]
+
+
+def test_a_closed_aggregate_is_passed_over(database: Database, store: Store) -> None:
+    insert(database, *"abab")
+    scan = store.scan(0, 1)
+    seen = []
+    for batch in scan:
+        seen += [pending.event.aggregate_id for pending in batch]
+        scan.closed.add(("order", "a"))
+    assert seen == ["a", "b", "b"]
+    assert scan.held == 1
+
+
+def test_the_scan_uses_the_index_at_any_size(database: Database, store: Store) -> None:
+    """Few pending rows behind many sent ones: the plan begins at the pending ones."""
+    insert(database, *"abcdef")
+    sql = store._scan_sql(600, 10, 2, 6)
+    plan = database.sql(f"EXPLAIN {'' if database.is_mariadb else 'FORMAT=TRADITIONAL '}{sql}")
+    used = [[cell for cell in line if isinstance(cell, str)] for line in plan]
+    assert any("idx_status_next_retry" in line for line in used)
+    assert any("idx_status_aggregate" in line for line in used)
+
+
+# --- events as SELECT gives them ---------------------------------------------------------------
+
+
+def test_payload_headers_and_time(database: Database, store: Store) -> None:
+    values = ("e-1", "order", "ключ", "CREATED", '{"b": 1.50, "ä": "\U0001f600"}', '{"x": null}')
+    database.sql(INSERT.format(table="outbox_event"), values)
+    database.sql("UPDATE outbox_event SET created_at = '2026-03-01 12:00:00.000001'")
+    [(payload, headers)] = database.sql("SELECT payload, headers FROM outbox_event")
+    [row_id] = database.sql("SELECT id FROM outbox_event")[0]
+    found = event(store, row_id)
+    assert found == PendingEvent(
+        OutboxEvent(
+            row_id,
+            "e-1",
+            "order",
+            "ключ",
+            "CREATED",
+            payload.encode(),
+            headers.encode(),
+            1_772_366_400_000_001,
+        ),
+        0,
+    )
+
+
+def test_nulls_and_zero_dates(database: Database, store: Store) -> None:
+    insert(database, "a")
+    database.sql("UPDATE outbox_event SET payload = NULL")
+    database.sql("SET sql_mode = ''")
+    database.sql("UPDATE outbox_event SET created_at = '0000-00-00'")
+    assert scanned(store, 600) == ["a"]
+    [batch] = store.scan(600, 10)
+    assert batch[0].event.payload is None
+    assert batch[0].event.headers is None
+    assert batch[0].event.created_at is None
+    assert store.counts().pending == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "value"),
+    [
+        ("JSON", "json", b'{"a": 1}'),
+        ("TEXT", "text", "naïve {}".encode()),
+        ("VARCHAR(100) CHARACTER SET latin1", "text", "naïve".encode()),
+        ("BLOB", "binary", b"\x00\xff\x01"),
+        ("VARBINARY(20)", "binary", b"\x00 \x00"),
+    ],
+)
+@pytest.mark.parametrize(
+    "retry", ["DATETIME NULL", "DATETIME(6) NOT NULL DEFAULT '1970-01-01 00:00:00'"]
+)
+def test_a_table_with_only_the_required_columns(
+    database: Database,
+    make_store: Callable[..., Store],
+    column: str,
+    kind: str,
+    value: bytes,
+    retry: str,
+) -> None:
+    database.sql(LEGACY.format(payload=column, retry=retry))
+    given = value if kind == "binary" else value.decode()
+    for number, key in enumerate("aba"):
+        database.sql(LEGACY_INSERT, (f"e-{number}", "order", key, "T", given))
+    store = make_store()
+    assert store._shape.payload_kind == kind
+    [batch] = store.scan(0, 10)
+    assert [pending.event.aggregate_id for pending in batch] == ["a", "b", "a"]
+    assert batch[0].event.payload == value
+    assert batch[0].event.headers is None
+    first = batch[0].event
+    assert store.record_failure(first, 0, "refused") == Failure("retry", 1, 1)
+    assert scanned(store) == ["b"]
+    assert store.mark_sent([(p.event.id, p.event.event_id) for p in batch[1:2]]) == 1
+    counts = store.counts()
+    assert (counts.pending, counts.failing, counts.sent, counts.dead) == (2, 1, 1, 0)
+
+
+# --- failures ----------------------------------------------------------------------------------
+
+
+def test_the_ladder(database: Database, store: Store) -> None:
+    [(row_id, _)] = insert(database, "a")
+    pending = event(store, row_id)
+    ladder = [1, 5, 30, 120, 900, 3600, 21600, 21600, 21600, 21600]
+    for tries, delay in enumerate(ladder, start=1):
+        failure = store.record_failure(pending.event, tries - 1, f"no {tries}")
+        assert failure == Failure("retry", tries, delay)
+        [(retry_count, status, seconds, last_error)] = database.sql(
+            "SELECT retry_count, status, TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(6), next_retry_time),"
+            " last_error FROM outbox_event"
+        )
+        assert (retry_count, status, last_error) == (tries, 0, f"no {tries}")
+        assert delay - 3 <= seconds <= delay
+    assert store.record_failure(pending.event, 10, "the last") == Failure("dead", 11, 0)
+    assert database.sql("SELECT status, retry_count, last_error FROM outbox_event") == (
+        (2, 11, "the last"),
+    )
+    assert store.record_failure(pending.event, 11, "more").outcome == "gone"
+
+
+def test_a_failure_is_counted_once(database: Database, store: Store) -> None:
+    [(row_id, _)] = insert(database, "a")
+    pending = event(store, row_id)
+    assert store.record_failure(pending.event, 0, "one").outcome == "retry"
+    assert store.record_failure(pending.event, 0, "one").outcome == "gone"
+    reused = pending.event._replace(event_id="another")
+    assert store.record_failure(reused, 1, "one").outcome == "gone"
+
+
+def test_any_reason_fits(database: Database, store: Store) -> None:
+    [(row_id, _)] = insert(database, "a")
+    pending = event(store, row_id)
+    store.record_failure(pending.event, 0, "\U0001f600" * 600)
+    assert database.sql("SELECT CHAR_LENGTH(last_error) FROM outbox_event") == ((512,),)
+    database.sql("UPDATE outbox_event SET last_error = NULL")
+    database.sql("ALTER TABLE outbox_event MODIFY last_error VARCHAR(20) CHARACTER SET latin1")
+    columns = dict(store._shape.columns)
+    columns["last_error"] = replace(columns["last_error"], charset="latin1", characters=20)
+    narrow = Store(store._engine, replace(store._shape, columns=columns))
+    assert narrow.record_failure(pending.event, 1, "订单" * 9).outcome == "retry"
+    assert database.sql("SELECT last_error FROM outbox_event") == ((("\\u8ba2\\u5355" * 2)[:20],),)
+
+
+# --- looking -----------------------------------------------------------------------------------
+
+
+def test_counts_and_has_pending(database: Database, store: Store) -> None:
+    assert store.counts().oldest_pending_s is None
+    rows = insert(database, *"abcd")
+    store.mark_sent(rows[:1])
+    database.sql("UPDATE outbox_event SET retry_count = 10 WHERE aggregate_id = 'b'")
+    store.record_failure(event(store, rows[1][0]).event, 10, "dead")
+    store.record_failure(event(store, rows[2][0]).event, 0, "later")
+    database.sql("UPDATE outbox_event SET created_at = UTC_TIMESTAMP(6) - INTERVAL 90 SECOND")
+    counts = store.counts()
+    assert (counts.pending, counts.failing, counts.sent, counts.dead) == (2, 1, 1, 1)
+    assert 89 < (counts.oldest_pending_s or 0) < 120
+    assert store.has_pending("order", "d")
+    assert not store.has_pending("order", "a")
+    assert not store.has_pending("order", "b")
+
+
+def test_no_transaction_stays_open(database: Database, store: Store) -> None:
+    insert(database, *"abc")
+    for _ in store.scan(0, 1):
+        pass
+    store.counts()
+    open_ones = database.sql(
+        "SELECT COUNT(*) FROM information_schema.INNODB_TRX AS t"
+        " JOIN information_schema.PROCESSLIST AS p ON p.ID = t.trx_mysql_thread_id"
+        " WHERE p.DB = %s AND p.ID <> CONNECTION_ID()",
+        (database.name,),
+    )
+    assert open_ones == ((0,),)
+
+
+# --- wrong tables and servers ------------------------------------------------------------------
+
+
+def described(database: Database, **more: str) -> str:
+    """The one line that describing the table fails with."""
+    pool = engine(settings(database, **more))
+    try:
+        with pytest.raises(SourceError) as caught, pool.connect() as connection:
+            describe_table(connection, settings(database, **more))
+    finally:
+        pool.dispose()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_wrong_tables(database: Database) -> None:
+    assert described(database) == (
+        f"table {database.name}.outbox_event does not exist: run cdc-relay init"
+    )
+    database.sql("CREATE TABLE poor (id INT PRIMARY KEY, event_id VARCHAR(9), payload TEXT)")
+    assert "lacks the columns aggregate_type, aggregate_id" in described(database, table="poor")
+    database.create_outbox("base")
+    database.sql("CREATE VIEW seen AS SELECT * FROM base")
+    assert "is a view" in described(database, table="seen")
+    engine_name = "Aria" if database.is_mariadb else "MyISAM"
+    database.sql(LEGACY.format(payload="TEXT", retry="DATETIME").replace("outbox_event", "isam"))
+    database.sql(f"ALTER TABLE isam ENGINE = {engine_name}")
+    assert f"uses the engine {engine_name}" in described(database, table="isam")
+    database.sql("ALTER TABLE base MODIFY aggregate_id BIGINT NOT NULL")
+    assert "column aggregate_id is of type bigint" in described(database, table="base")
+
+
+def test_missing_grants_are_named(database: Database) -> None:
+    database.create_outbox()
+    user = f"u{database.name}"
+    database.sql(f"CREATE USER {user}@'%' IDENTIFIED BY 'pw-{user}'")
+    try:
+        url = database.url.set(username=user, password=f"pw-{user}")
+        mine = Database(url)
+        # A user who may nothing does not see the schema at all.
+        pool = engine(settings(mine))
+        with pytest.raises(SourceError, match="missing grant"):
+            store_error(pool, mine)
+        pool.dispose()
+        database.sql(f"GRANT SELECT ON {database.name}.* TO {user}@'%'")
+        pool = engine(settings(mine))
+        with pool.connect() as connection:
+            shape = describe_table(connection, settings(mine))
+        with pytest.raises(SourceError, match=f"GRANT UPDATE ON `{database.name}`.`outbox_event`"):
+            Store(pool, shape).mark_sent([(1, "x")])
+        pool.dispose()
+        wrong = Database(url.set(password="nope-secret"))
+        pool = engine(settings(wrong))
+        with pytest.raises(SourceError, match=f"refused the login.*{user}") as caught:
+            store_error(pool, wrong)
+        assert "nope-secret" not in str(caught.value)
+        pool.dispose()
+    finally:
+        database.sql(f"DROP USER {user}@'%'")
+
+
+def store_error(pool: Engine, database: Database) -> None:
+    with database_errors(pool.url), pool.connect() as connection:
+        describe_table(connection, settings(database))
+
+
+def test_wrong_schema_and_nobody_there(database: Database) -> None:
+    nowhere = Database(database.url.set(database="no_such_schema"))
+    pool = engine(settings(nowhere))
+    with pytest.raises(SourceError, match="has no schema 'no_such_schema'"):
+        store_error(pool, nowhere)
+    pool.dispose()
+    closed = Database(database.url.set(port=1))
+    pool = engine(settings(closed))
+    with pytest.raises(SourceUnavailableError, match=r"127\.0\.0\.1:1 does not answer"):
+        store_error(pool, closed)
+    pool.dispose()
+
+
+def retry_at(database: Database, key: str, interval: str) -> None:
+    database.sql(
+        f"UPDATE outbox_event SET retry_count = 1, next_retry_time = UTC_TIMESTAMP(6) + {interval}"
+        " WHERE aggregate_id = %s",
+        (key,),
+    )
