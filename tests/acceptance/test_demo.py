@@ -86,9 +86,13 @@ def test_interrupted_demo_leaves_no_process_behind(
     demo: subprocess.Popen[str], environment: dict[str, str], number: signal.Signals
 ) -> None:
     assert demo.stdout is not None
+    said = []
     for line in demo.stdout:
+        said.append(line)
         if "clerks at work" in line:
             break
+    else:
+        pytest.fail("the demo ended by itself:\n" + "".join(said))
     assert len(_processes(environment["DEMO_MARK"])) >= 12  # demo, relay, consumers, clerks
     demo.send_signal(number)
     output, _ = demo.communicate(timeout=60)
