@@ -103,21 +103,27 @@ class Settings(BaseModel):
     )
     table: str = Field(DEFAULT_TABLE, description="Outbox table, optionally schema.table.")
     topic: str = Field(
-        "outbox.event.{aggregate_type}", description="Topic template; {aggregate_type}, {event_type}."
+        "outbox.event.{aggregate_type}",
+        description="Topic template; {aggregate_type}, {event_type}.",
     )
     delivery: Literal["exactly_once", "at_least_once"] = Field(
         "at_least_once", description="Delivery guarantee."
     )
     source: Literal["binlog", "polling"] = Field("binlog", description="How rows are read.")
     mark: Literal["update", "none"] = Field("update", description="What happens to a sent row.")
-    shards: int = Field(1, ge=1, le=1, description="Shards of one relay name (more than 1 is not available yet).")
+    shards: int = Field(
+        1, ge=1, le=1, description="Shards of one relay name (more than 1 is not available yet)."
+    )
     http: str = Field("127.0.0.1:8080", description="Address of the HTTP page; off disables it.")
     server_id: int | None = Field(
         None, ge=1, le=4294967295, description="Replica server id; default derives from the name."
     )
     batch_rows: int = Field(2000, ge=1, le=100_000, description="Rows handed on at once, at most.")
     queue_rows: int = Field(
-        20_000, ge=1, le=1_000_000, description="Rows in memory between reading and acknowledgement."
+        20_000,
+        ge=1,
+        le=1_000_000,
+        description="Rows in memory between reading and acknowledgement.",
     )
     heartbeat: Seconds = Field(5.0, description="Heartbeat interval asked of the database.")
     read_timeout: Seconds = Field(
@@ -154,7 +160,9 @@ class Settings(BaseModel):
                 "is not a SQLAlchemy URL; write mysql+pymysql://user@host:3306/schema"
             ) from None
         if url.get_backend_name() not in ("mysql", "mariadb"):
-            raise ValueError(f"names {url.get_backend_name()!r}; only mysql and mariadb are relayed")
+            raise ValueError(
+                f"names {url.get_backend_name()!r}; only mysql and mariadb are relayed"
+            )
         if not url.database:
             raise ValueError("names no schema; end it with /schema")
         return value
@@ -169,7 +177,7 @@ class Settings(BaseModel):
             if key in REFUSED_KAFKA_PROPERTIES:
                 raise ValueError(f"{key} cannot be set: {REFUSED_KAFKA_PROPERTIES[key]}")
             if isinstance(item, Mapping):
-                raise ValueError(f"{key} is a table; quote dotted names: \"{key}.…\" = …")
+                raise ValueError(f'{key} is a table; quote dotted names: "{key}.…" = …')
             rendered[str(key)] = str(item).lower() if isinstance(item, bool) else str(item)
         return rendered
 
@@ -192,7 +200,9 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _check_times(self) -> Self:
         if self.read_timeout <= self.heartbeat:
-            raise ValueError("read_timeout must be longer than heartbeat, or a quiet server looks dead")
+            raise ValueError(
+                "read_timeout must be longer than heartbeat, or a quiet server looks dead"
+            )
         return self
 
     def url(self) -> URL:

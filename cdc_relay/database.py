@@ -212,8 +212,8 @@ def explain(error: Exception, url: URL) -> SourceError:
     if isinstance(getattr(cause, "original_exception", None), ssl.SSLCertVerificationError):
         reason = cause.original_exception.verify_message
         return SourceError(
-            f"{server} has no certificate that database_tls_ca vouches for: {reason.rstrip('.')} "
-            f"(its host name is not checked with ?ssl_check_hostname=false in the URL)"
+            f"{server} shows a certificate that is not trusted: {reason.rstrip('.')}; set "
+            f"database_tls_ca (?ssl_check_hostname=false in the URL leaves the name unchecked)"
         )
     if isinstance(cause, (OSError, exc.TimeoutError)):
         return SourceUnavailableError(f"{server} does not answer: {_line(cause)}")

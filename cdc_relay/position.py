@@ -179,13 +179,21 @@ class Position:
     prepared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Keys of rows in XA transactions prepared before this place and not yet decided, by xid."""
 
+    partial: tuple[str, int] | None = None
+    """The transaction that follows, by its name, and how many of its rows are done: set only for
+    a committed transaction too large for one hand-over."""
+
     def __str__(self) -> str:
         where = f"{self.file}:{self.offset}"
         return f"{where} ({self.gtids})" if self.gtids else where
 
     def at(self, file: str, offset: int, gtids: str | None) -> Position:
-        """The same server's position elsewhere."""
-        return replace(self, file=file, offset=offset, gtids=gtids)
+        """The same server's position elsewhere, at a boundary."""
+        return replace(self, file=file, offset=offset, gtids=gtids, partial=None)
+
+    def inside(self, group: str, done: int) -> Position:
+        """The same boundary, with ``done`` rows of the transaction that follows."""
+        return replace(self, partial=(group, done))
 
     def with_prepared(self, prepared: Mapping[str, tuple[int, ...]]) -> Position:
         """The same place with these undecided XA transactions."""
@@ -206,18 +214,18 @@ class Position:
 
     def to_json(self) -> dict[str, Any]:
         """The form in which a checkpoint stores it."""
-        return {
+        value: dict[str, Any] = {
             "flavor": self.flavor,
             "server": self.server,
             "file": self.file,
             "offset": self.offset,
             "gtids": self.gtids,
-            **(
-                {"prepared": {xid: list(ids) for xid, ids in self.prepared.items()}}
-                if self.prepared
-                else {}
-            ),
         }
+        if self.prepared:
+            value["prepared"] = {xid: _ranges(ids) for xid, ids in self.prepared.items()}
+        if self.partial is not None:
+            value["partial"] = list(self.partial)
+        return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -225,14 +233,30 @@ class Position:
         flavor = value["flavor"]
         if flavor not in ("mysql", "mariadb"):
             raise ValueError(f"unknown flavor {flavor!r}")
+        partial = value.get("partial")
         return cls(
             flavor,
             str(value["server"]),
             str(value["file"]),
             int(value["offset"]),
             value["gtids"],
-            {xid: tuple(ids) for xid, ids in value.get("prepared", {}).items()},
+            {
+                xid: tuple(i for first, last in ranges for i in range(first, last + 1))
+                for xid, ranges in value.get("prepared", {}).items()
+            },
+            (str(partial[0]), int(partial[1])) if partial else None,
         )
+
+
+def _ranges(ids: Iterable[int]) -> list[list[int]]:
+    """Ids as [first, last] pairs: the keys of one transaction mostly follow each other."""
+    result: list[list[int]] = []
+    for row_id in ids:
+        if result and row_id == result[-1][1] + 1:
+            result[-1][1] = row_id
+        else:
+            result.append([row_id, row_id])
+    return result
 
 
 def file_number(file: str) -> int:
@@ -240,9 +264,3 @@ def file_number(file: str) -> int:
     digits, so text order is not file order)."""
     suffix = file.rpartition(".")[2]
     return int(suffix) if suffix.isdigit() else -1
-
-
-def union(texts: Iterable[str]) -> str:
-    """Union of several GTID sets in text form."""
-    result = GtidSet(",".join(text for text in texts if text))
-    return str(result)

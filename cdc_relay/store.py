@@ -148,13 +148,21 @@ class Store:
         headers byte for byte as the server's SELECT gives them on a utf8mb4 connection."""
         if not ids:
             return []
+        return self._events(ids, f" AND status = {PENDING}")
+
+    def find(self, row_id: int) -> OutboxEvent | None:
+        """Return the row with this id, whatever its status; None where there is none."""
+        found = self._events([row_id], "")
+        return found[0].event if found else None
+
+    def _events(self, ids: Sequence[int], condition: str) -> list[PendingEvent]:
         headers = "headers" if "headers" in self._shape.columns else "NULL"
         sql = (
             "SELECT id, event_id, aggregate_type, aggregate_id, event_type, payload,"
             # Computed by the server: a zero date has no Python value, and gives NULL here.
             f" {headers}, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at), retry_count"
             f" FROM {self._table} WHERE id IN ({','.join([str(int(row_id)) for row_id in ids])})"
-            f" AND status = {PENDING} ORDER BY id"
+            f"{condition} ORDER BY id"
         )
         return [
             PendingEvent(

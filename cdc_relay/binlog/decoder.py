@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from mypy_extensions import i64
 
@@ -108,13 +107,30 @@ NOTHING: Final = 0
 STATUS: Final = 1  # an error or end-of-file packet
 SPANNING: Final = 2  # an event of 16 MB or more, in several packets
 FULL: Final = 3  # enough rows for one hand-over
+PAYLOAD: Final = 4  # a compressed transaction: its events are the caller's to unpack
+REREAD: Final = 5  # a transaction too large to hold: read it again, now that it is committed
+
+# Rows of one open transaction are held up to this many bytes of the log.
+_HOLD_BYTES: Final = 16 * 1024 * 1024
 
 _XID_TEXT: Final = re.compile(rb"X'([0-9A-Fa-f]*)',\s*X'([0-9A-Fa-f]*)',\s*(\d+)")
 _DDL: Final = (b"CREATE", b"ALTER", b"DROP", b"RENAME", b"TRUNCATE")
 
 
+class Resolver(Protocol):
+    """What the decoder asks about shapes of the table; see ``layout.LayoutResolver``."""
+
+    def resolve(self, shape: bytes) -> Layout:
+        """The plan for a table map."""
+
+    def doubtful(
+        self, layout: Layout, buf: bytes, pos: int, end: int
+    ) -> list[OutboxEvent | UnreadRow]:
+        """The rows of an event whose layout is not proved."""
+
+
 class Decoder:
-    """Follows one dump of one server. Not thread-safe; a reconnect calls ``restart``.
+    """Follows one dump of one server. Not thread-safe; a new connection takes a new one.
 
     The caller takes ``rows`` (committed, in commit order) together with the position, both as of
     the last commit seen, and clears them by ``take``.
@@ -124,15 +140,19 @@ class Decoder:
         self,
         schema: str,
         table: str,
-        resolve: Callable[[bytes], Layout],
+        resolver: Resolver,
         batch_rows: int,
         gtids: GtidSet | None,
         maria_gtids: MariaGtidPosition | None,
+        hold_bytes: int = _HOLD_BYTES,
     ) -> None:
+        """``schema`` and ``table`` as the log spells them. ``gtids`` or ``maria_gtids``: the
+        transactions before the start, where the server keeps GTIDs; the decoder adds to them."""
         s, t = schema.encode(), table.encode()
         self._wanted = bytes([len(s)]) + s + b"\0" + bytes([len(t)]) + t + b"\0"
         self._name = t.lower()
-        self._resolve = resolve
+        self._resolver = resolver
+        self._hold_bytes: i64 = hold_bytes
         self._batch_rows: i64 = batch_rows
         self._layouts: dict[bytes, Layout] = {}
         self._tables: dict[int, Layout] = {}
@@ -151,6 +171,16 @@ class Decoder:
         self._gno: i64 = 0
         self._maria: tuple[int, int, int] | None = None
         self._savepoints: dict[bytes, int] = {}
+        self._held: i64 = 0
+        self._overflow = False
+        self._xa_group = False
+        # The group that is known to be committed, so that its rows need not wait for its end.
+        self._known_group = ""
+        self._known = False
+        self._skip: i64 = 0
+        self.given: i64 = 0
+        """Rows of the open, known group that were given out already."""
+        self._stamp = b""
         self.prepared: dict[str, tuple[int, ...]] = {}
         """Keys of rows in XA transactions that are prepared and not decided, by xid."""
         self._checksum: i64 = 0
@@ -160,8 +190,6 @@ class Decoder:
         self.commit_file = ""
         self.commit_offset: i64 = 0
         self.commit_time: i64 = 0
-        """When the last transaction was committed, microseconds since 1970 (seconds where the
-        server gives no more)."""
         self.rows: list[OutboxEvent | UnreadRow] = []
         self.commits: i64 = 0
         self.stopped: i64 = NOTHING
@@ -172,17 +200,11 @@ class Decoder:
         """Things seen that may hide a row of ours, by kind, with their number."""
         self._in_payload = False
 
-    def restart(self, file: str, offset: int) -> None:
-        """Forget what belongs to the old connection: the open transaction, maps, checksum mode.
-        The next dump starts at the last boundary."""
-        self._open = []
-        self._in_transaction = False
-        self._savepoints = {}
-        self._tables = {}
-        self._checksum = 0
-        self._maria = None
-        self._gno = 0
-        self._in_payload = False
+    def begin(self, file: str, offset: int, group: str = "", done: int = 0) -> None:
+        """Say where the dump starts: a boundary. ``group`` is the next transaction if it is known
+        to be committed; ``done`` of its rows are not wanted again."""
+        self._known_group = group
+        self._skip = done
         self.file = file
         self._offset = offset
         self.commit_file = file
@@ -195,6 +217,13 @@ class Decoder:
         self.moved = False
         return rows
 
+    def time(self) -> int:
+        """When the last transaction was committed, microseconds since 1970; whole seconds where
+        the server gives no more."""
+        if len(self._stamp) == 7:
+            return int.from_bytes(self._stamp, "little") & ((1 << 55) - 1)
+        return int(self.commit_time)
+
     def gtid_text(self) -> str | None:
         """The transactions up to the last boundary in the server's text form; None where the
         server keeps no GTIDs."""
@@ -202,6 +231,14 @@ class Decoder:
             self._close_run()
             return str(self.gtids)
         return str(self.maria_gtids) if self.maria_gtids is not None else None
+
+    def open_group(self) -> str:
+        """Name of the transaction that is open: its GTID, or where it starts."""
+        if self._gno:
+            return f"{self._sid.hex()}:{self._tag}:{self._gno}"
+        if self._maria is not None:
+            return "-".join([str(number) for number in self._maria])
+        return f"{self.commit_file}:{self.commit_offset}"
 
     def where(self) -> str:
         """The running place in the log, for messages."""
@@ -235,16 +272,47 @@ class Decoder:
             if buf[pos + 4] != 0:
                 self.stopped = STATUS
                 return pos
+            if buf[pos + 9] == TRANSACTION_PAYLOAD:
+                self.stopped = PAYLOAD
+                return pos
             self.event(buf, pos + 5, after)
             pos = after
-            if len(self.rows) >= self._batch_rows:
-                self.stopped = FULL
+            if self.stopped != NOTHING:
                 return pos
         return pos
 
+    def begin_payload(self, place: int) -> None:
+        """The events that follow come out of a compressed transaction: without checksums, and
+        without places of their own; it ends at ``place`` (the header's 32 bits)."""
+        self._offset += (place - self._offset) & 0xFFFFFFFF
+        self._in_payload = True
+
+    def inner(self, buf: bytes, pos: i64, limit: i64) -> i64:
+        """Walk the unpacked events in ``buf[pos:limit]``; return where it stopped: at an
+        incomplete event (``stopped`` is NOTHING), after enough rows (FULL), or at REREAD."""
+        self.stopped = NOTHING
+        while pos + _HEADER <= limit:
+            after: i64 = pos + _u32(buf, pos + 9)
+            if after < pos + _HEADER:
+                raise DecodeError(f"{self.where()}: a packed event of {after - pos} bytes")
+            if after > limit:
+                return pos
+            self.event(buf, pos, after)
+            pos = after
+            if self.stopped != NOTHING:
+                return pos
+        return pos
+
+    def end_payload(self) -> None:
+        """The compressed transaction is over; its outcome was its last event."""
+        self._in_payload = False
+        if self._gno or self._maria is not None or self._in_transaction:
+            raise DecodeError(f"{self.where()}: a compressed transaction without an end")
+
     def event(self, buf: bytes, start: i64, after: i64) -> None:
         """Take one event, ``buf[start:after]``, header and checksum included."""
-        if after - start < _HEADER + self._checksum:
+        checksum: i64 = 0 if self._in_payload else self._checksum
+        if after - start < _HEADER + checksum:
             raise DecodeError(f"{self.where()}: an event of {after - start} bytes")
         kind: i64 = buf[start + 4]
         size: i64 = _u32(buf, start + 9)
@@ -253,7 +321,7 @@ class Decoder:
                 f"{self.where()}: event of type {kind} says {size} bytes in a packet of "
                 f"{after - start}"
             )
-        end: i64 = after - self._checksum
+        end: i64 = after - checksum
         body: i64 = start + _HEADER
         self.events += 1
         if not self._in_payload:
@@ -274,16 +342,19 @@ class Decoder:
                 self.commit_time = _u32(buf, start) * 1_000_000
                 self._commit()
             elif kind == GTID:
-                self._open_group()
+                self._begin_group()
                 self._sid = buf[body + 1 : body + 17]
                 self._tag = ""
                 self._gno = _u64(buf, body + 17)
+                self._stamp = buf[body + 42 : body + 49]
+                if self._known_group:
+                    self._recognise()
             elif kind in _PASSED:
                 pass
             elif kind == MARIA_GTID:
                 self._maria_gtid(buf, start, body)
             else:
-                self._rare(buf, kind, start, body, after)
+                self._rare(buf, kind, start, body, after, end)
         except (IndexError, ValueError) as error:
             raise DecodeError(f"{self.where()}: event of type {kind}: {error}") from None
 
@@ -298,7 +369,7 @@ class Decoder:
         shape = buf[body + 8 : end]
         layout = self._layouts.get(shape)
         if layout is None:
-            layout = self._resolve(shape)
+            layout = self._resolver.resolve(shape)
             self._layouts[shape] = layout
         if len(self._tables) > 1000:
             self._tables.clear()
@@ -311,30 +382,88 @@ class Decoder:
             given: i64 = _u32(buf, end)
             if zlib.crc32(buf[start:end]) != given:
                 raise ValueError("the checksum does not match: the event is damaged")
+        if self._overflow:
+            return
         pos: i64 = body + 8
-        if kind == WRITE_ROWS:
+        if kind in (WRITE_ROWS, MARIA_WRITE_ROWS_COMPRESSED):
             pos += _u16(buf, pos)  # extra data; its length counts itself
-        decode_rows(buf, pos, end, layout, self._open)
+        if kind in (MARIA_WRITE_ROWS_COMPRESSED_V1, MARIA_WRITE_ROWS_COMPRESSED):
+            buf = _unpacked(buf, pos, end)
+            pos = 0
+            end = len(buf)
+        if layout.proved:
+            decode_rows(buf, pos, end, layout, self._open)
+        else:
+            self._open += self._resolver.doubtful(layout, buf, pos, end)
+        self._held += end - pos
+        if self._held > self._hold_bytes:
+            self._too_large()
+
+    def _too_large(self) -> None:
+        """The open transaction holds more than memory should: give its rows out if it is known to
+        be committed, keep only keys if its outcome comes later (XA), else drop them and read the
+        transaction again after its end."""
+        self._held = 0
+        if self._known:
+            self._give()
+            self.stopped = FULL
+        elif self._xa_group:
+            keys: list[OutboxEvent | UnreadRow] = []
+            for row in self._open:
+                keys.append(UnreadRow(row.id, "prepared XA transaction"))
+            self._open = keys
+        else:
+            self._overflow = True
+            self._open = []
+
+    def _give(self) -> None:
+        """Give out the open rows of a transaction that is known to be committed."""
+        count: i64 = len(self._open)
+        if self._skip >= count:
+            self._skip -= count
+        else:
+            if self._skip:
+                del self._open[: self._skip]
+                self._skip = 0
+            self.rows += self._open
+        self.given += count
+        self._open = []
 
     # --- transactions --------------------------------------------------------------------------
 
-    def _open_group(self) -> None:
+    def _begin_group(self) -> None:
         self._open = []
+        self._held = 0
         self._in_transaction = False
+        self._xa_group = False
         self._maria = None
         if self._savepoints:
             self._savepoints = {}
 
+    def _recognise(self) -> None:
+        """Whether the group that begins is the one that is known to be committed."""
+        self._known = self.open_group() == self._known_group
+        if not self._known:
+            self._skip = 0
+        self._known_group = ""
+
     def _commit(self) -> None:
-        if self._open:
+        if self._overflow:
+            self.stopped = REREAD
+            return
+        if self._known:
+            self._give()
+        elif self._open:
             self.rows += self._open
             self._open = []
         self._boundary()
 
     def _boundary(self) -> None:
         """The group is over, whatever its outcome: move the position behind it."""
-        if self._in_payload:
-            return  # its transaction ends with the event that carries it
+        self._known = False
+        self._overflow = False
+        self._held = 0
+        self.given = 0
         if self._gno:
             if (
                 self._gno == self._run_stop
@@ -361,6 +490,8 @@ class Decoder:
         self.commit_offset = self._offset
         self.commits += 1
         self.moved = True
+        if len(self.rows) >= self._batch_rows:
+            self.stopped = FULL
 
     def _close_run(self) -> None:
         if self._run_stop and self.gtids is not None:
@@ -379,6 +510,7 @@ class Decoder:
     def _statement(self, text: bytes) -> None:
         if text == b"BEGIN":
             self._open = []
+            self._held = 0
             self._in_transaction = True
             return
         if text == b"COMMIT":
@@ -408,6 +540,9 @@ class Decoder:
                 self._boundary()
 
     def _rollback_to(self, name: bytes) -> None:
+        if self._overflow or self._known:
+            # Some of the rows to drop are not held any more: tell the caller, who cannot go on.
+            raise ValueError("ROLLBACK TO SAVEPOINT in a transaction too large to hold")
         name = name.removeprefix(b"SAVEPOINT").strip()
         if name not in self._savepoints:
             raise ValueError(f"ROLLBACK TO an unknown savepoint {name!r}")
@@ -417,12 +552,16 @@ class Decoder:
         self.notices[kind] = self.notices.get(kind, 0) + 1
 
     def _maria_gtid(self, buf: bytes, start: i64, body: i64) -> None:
-        self._open_group()
+        self._begin_group()
         sequence = _u64(buf, body)
         domain: i64 = _u32(buf, body + 8)
         flags: i64 = buf[body + 12]
         self._maria = (domain, _u32(buf, start + 5), sequence)
         self._in_transaction = flags & 1 == 0
+        self._xa_group = flags & 64 != 0
+        self._stamp = b""
+        if self._known_group:
+            self._recognise()
 
     # --- XA ------------------------------------------------------------------------------------
 
@@ -431,6 +570,7 @@ class Decoder:
         if verb.startswith((b"START", b"BEGIN")):
             self._open = []
             self._in_transaction = True
+            self._xa_group = True
         elif verb.startswith(b"END"):
             pass
         elif verb.startswith((b"COMMIT", b"ROLLBACK")):
@@ -474,8 +614,7 @@ class Decoder:
 
     # --- everything that is not in every transaction ---------------------------------------------
 
-    def _rare(self, buf: bytes, kind: i64, start: i64, body: i64, after: i64) -> None:
-        end: i64 = after - self._checksum
+    def _rare(self, buf: bytes, kind: i64, start: i64, body: i64, after: i64, end: i64) -> None:
         if kind == FORMAT_DESCRIPTION:
             # The last five bytes: checksum algorithm (0 none, 1 CRC32) and a checksum.
             algorithm: i64 = buf[after - 5]
@@ -486,8 +625,23 @@ class Decoder:
         elif kind == ROTATE:
             self._rotate(buf, start, body, after)
         elif kind == ANONYMOUS_GTID:
-            self._open_group()
+            self._begin_group()
             self._gno = 0
+            self._stamp = buf[body + 42 : body + 49]
+            if self._known_group:
+                self._recognise()
+        elif kind == GTID_TAGGED:
+            self._begin_group()
+            self._tagged_gtid(buf, body, end)
+            if self._known_group:
+                self._recognise()
+        elif kind in (MARIA_WRITE_ROWS_COMPRESSED_V1, MARIA_WRITE_ROWS_COMPRESSED):
+            layout = self._tables.get(_u32(buf, body) | _u16(buf, body + 4) << 32)
+            if layout is not None:
+                self._write_rows(buf, start, body, end, kind, layout)
+        elif kind == MARIA_QUERY_COMPRESSED:
+            text: i64 = body + 13 + _u16(buf, body + 11) + buf[body + 8] + 1
+            self._statement(_inflated(buf, text, end))
         elif kind == XA_PREPARE:
             self._xa_prepare(buf, body, end)
         elif kind == INCIDENT:
@@ -496,6 +650,41 @@ class Decoder:
             self._notice("statement")
         elif not _u16(buf, start + 17) & _IGNORABLE_FLAG:
             self._notice(f"event type {kind}")
+
+    def _tagged_gtid(self, buf: bytes, body: i64, end: i64) -> None:
+        """GTID with a tag: a message of numbered fields (MySQL source documentation,
+        "mysql::serialization"): 1 uuid, 2 number, 3 tag, 6 commit time in microseconds."""
+        self._gno = 0
+        pos: i64 = body
+        header: list[int] = []
+        for _ in range(3):  # version, size, last field that may not be ignored
+            value, pos = _varlen(buf, pos)
+            header.append(value)
+        if header[0] > 1:
+            raise ValueError(f"GTID message of version {header[0]}")
+        stop: i64 = body + header[1]
+        self._stamp = b""
+        while pos < stop and pos < end:
+            field, pos = _varlen(buf, pos)
+            if field == 1:
+                sid: list[int] = []
+                for _ in range(16):
+                    value, pos = _varlen(buf, pos)
+                    sid.append(value)
+                self._sid = bytes(sid)
+            elif field == 2:
+                value, pos = _varlen(buf, pos)
+                self._gno = value >> 1  # the lowest bit is the sign
+            elif field == 3:
+                value, pos = _varlen(buf, pos)
+                self._tag = buf[pos : pos + value].decode()
+                pos += value
+            else:
+                value, pos = _varlen(buf, pos)
+                if field == 6:
+                    self._stamp = value.to_bytes(8, "little")[:7]
+        if self._gno <= 0:
+            raise ValueError("a GTID without a number")
 
     def _rotate(self, buf: bytes, start: i64, body: i64, after: i64) -> None:
         # A made-up rotate event may come with a checksum or without: the sum itself tells.
@@ -510,6 +699,43 @@ class Decoder:
             self.commit_file = self.file
             self.commit_offset = self._offset
             self.moved = True
+
+
+def _varlen(buf: bytes, pos: i64) -> tuple[int, i64]:
+    """An integer of 1 to 9 bytes and the position behind it; the trailing one bits of the first
+    byte count the bytes that follow."""
+    first: i64 = buf[pos]
+    more: i64 = 0
+    while more < 8 and first >> more & 1:
+        more += 1
+    value = int.from_bytes(buf[pos : pos + 1 + more], "little")
+    return value >> (more + 1 if more < 8 else 8), pos + 1 + more
+
+
+def _inflated(buf: bytes, pos: i64, end: i64) -> bytes:
+    """MariaDB's compressed part of an event: one byte of algorithm and length size, the length,
+    zlib data."""
+    head: i64 = buf[pos]
+    if head & 0xF0 != 0x80:
+        raise ValueError(f"unknown compression {head:#x}")
+    size: i64 = head & 7
+    length = int.from_bytes(buf[pos + 1 : pos + 1 + size], "big")
+    data = zlib.decompress(buf[pos + 1 + size : end])
+    if len(data) != length:
+        raise ValueError("a compressed event of the wrong length")
+    return data
+
+
+def _unpacked(buf: bytes, pos: i64, end: i64) -> bytes:
+    """The body of a compressed WRITE_ROWS event from its column count on: count and bitmap stand
+    before the compressed rows."""
+    count: i64 = buf[pos]
+    rows: i64 = pos + 1
+    if count >= 251:
+        count = _u16(buf, pos + 1)
+        rows = pos + 3
+    rows += (count + 7) >> 3
+    return buf[pos:rows] + _inflated(buf, rows, end)
 
 
 def _xid(gtrid: str, bqual: str, format_id: int) -> str:

@@ -13,7 +13,7 @@ opaque value as ``"base64:type<N>:<data>"``.
 
 from __future__ import annotations
 
-from base64 import b64encode
+from binascii import b2a_base64
 from json.encoder import encode_basestring as _quote
 from math import isfinite
 from struct import unpack_from
@@ -21,7 +21,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from cdc_relay.binlog.values import decimal_text
+from cdc_relay.binlog.values import decimal_text, double_text
 
 _SMALL_OBJECT: Final = 0x00
 _LARGE_OBJECT: Final = 0x01
@@ -94,7 +94,7 @@ def _value(parts: list[str], buf: bytes, kind: i64, pos: i64, end: i64, depth: i
         parts.append(_LITERALS[buf[pos]])
     elif kind == _DOUBLE:
         _bound(pos + 8, end)
-        parts.append(double_text(unpack_from("<d", buf, pos)[0]))
+        parts.append(_double(unpack_from("<d", buf, pos)[0]))
     elif kind == _OPAQUE:
         _opaque(parts, buf, pos, end)
     else:
@@ -196,35 +196,17 @@ def _key(name: bytes) -> str:
     return text
 
 
-def double_text(value: float) -> str:
+def _double(value: float) -> str:
     """Return ``value`` as MySQL prints it inside JSON: shortest form that reads back equal;
     plain notation where the decimal point falls between 14 zeros before and 15 digits after
     (``my_gcvt``), ``.0`` appended to whole numbers."""
     magnitude = -value if value < 0 else value
     if 1e-4 <= magnitude < 1e15:
         return repr(value)
-    if value == 0:
-        return repr(value)
     if not isfinite(value):
         raise ValueError("damaged JSON value: a number that is not finite")
-    sign = "-" if value < 0 else ""
-    mantissa, _, exponent = f"{magnitude!r}".partition("e")
-    whole, _, fraction = mantissa.partition(".")
-    if fraction == "0":
-        fraction = ""
-    power = int(exponent or "0")
-    digits = (whole + fraction).lstrip("0")
-    point = len(whole) + power
-    if not exponent:
-        # 1e15 and above without exponent in Python's form, or below one: count from the digits
-        point = len(whole) if whole != "0" else len(digits) - len(fraction)
-    digits = digits.rstrip("0")
-    if -14 <= point <= 0:
-        return f"{sign}0.{'0' * -point}{digits}"
-    if 0 < point <= 15:  # pragma: no cover - repr gave it above
-        return f"{sign}{digits.ljust(point, '0')}.0"
-    rest = "." + digits[1:] if len(digits) > 1 else ""
-    return f"{sign}{digits[0]}{rest}e{point - 1}"
+    text = double_text(value)
+    return text if "." in text or "e" in text else text + ".0"
 
 
 def _opaque(parts: list[str], buf: bytes, pos: i64, end: i64) -> None:
@@ -252,7 +234,15 @@ def _opaque(parts: list[str], buf: bytes, pos: i64, end: i64) -> None:
     elif kind == _TIME:
         parts.append(f'"{_packed_time(data)}"')
     else:
-        parts.append(f'"base64:type{kind}:{b64encode(data).decode()}"')
+        parts.append(f'"base64:type{kind}:{_base64(data)}"')
+
+
+def _base64(data: bytes) -> str:
+    """The server breaks base64 into lines of 76 characters; a line break in JSON is ``\\n``."""
+    lines = [
+        b2a_base64(data[at : at + 57], newline=False).decode() for at in range(0, len(data), 57)
+    ]
+    return "\\n".join(lines)
 
 
 def _packed(data: bytes) -> int:

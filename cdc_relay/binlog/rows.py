@@ -8,17 +8,13 @@ make an event, where the value goes and how it is read. Format: MySQL internals 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from mypy_extensions import i64
 
 from cdc_relay.binlog.jsonb import json_text
-from cdc_relay.binlog.values import (
-    NO_TIME,
-    datetime2_micros,
-    decimal_text,
-    timestamp2_micros,
-)
+from cdc_relay.binlog.values import NO_TIME, datetime2_micros, timestamp2_micros
 from cdc_relay.errors import DecodeError
 from cdc_relay.outbox import OutboxEvent
 
@@ -33,12 +29,15 @@ TEXT: Final = 1  # UTF-8 -> str
 TEXT_CODEC: Final = 2  # another character set -> str
 RAW: Final = 3  # bytes as they are
 RAW_CODEC: Final = 4  # text in another character set -> UTF-8 bytes
-JSON: Final = 5  # binary JSON -> its text
-DATETIME2: Final = 6  # argument: fraction digits -> microseconds
-TIMESTAMP2: Final = 7  # argument: fraction digits -> microseconds
-INTEGER_TEXT: Final = 8  # integer -> its digits as str; argument 1: signed
-DECIMAL_TEXT: Final = 9  # argument: precision << 8 | scale -> str
-READ_BACK: Final = 10  # cannot be read from the log alone
+RAW_PADDED: Final = 5  # BINARY(argument): the log drops trailing zero bytes
+JSON: Final = 6  # binary JSON -> its text
+DATETIME2: Final = 7  # argument: fraction digits -> microseconds
+TIMESTAMP2: Final = 8  # argument: fraction digits -> microseconds
+READER: Final = 9  # any other type -> str, by the column's reader
+READ_BACK: Final = 10  # cannot be read from the log alone; the codec says why
+
+Reader = Callable[[bytes, int, int], str]
+"""Text of the value in ``buf[pos:pos + width]`` as SELECT prints it."""
 
 
 class UnreadRow(NamedTuple):
@@ -49,52 +48,50 @@ class UnreadRow(NamedTuple):
     reason: str
 
 
+class Column(NamedTuple):
+    """What a plan needs to know of one column."""
+
+    width: int
+    """Bytes of a fixed-width value, or minus the bytes of the length prefix of a variable one."""
+    slot: int = SKIP
+    kind: int = RAW
+    argument: int = 0
+    codec: str = ""
+    reader: Reader | None = None
+
+
 class Layout:
-    """The plan for one shape of the table. Built once per shape, shared by all its rows.
+    """The plan for one shape of the table. Built once per shape, shared by all its rows."""
 
-    ``widths`` holds per column the bytes of a fixed-width value, or minus the bytes of the length
-    prefix of a variable one.
-    """
-
-    def __init__(
-        self,
-        widths: list[int],
-        slots: list[int],
-        kinds: list[int],
-        arguments: list[int],
-        codecs: list[str],
-        missing: str = "",
-    ) -> None:
-        self.widths = widths
-        self.slots = slots
-        self.kinds = kinds
-        self.arguments = arguments
-        self.codecs = codecs
-        self.missing = missing
+    def __init__(self, columns: list[Column], *, named: bool, proved: bool) -> None:
+        self.columns = columns
+        self.widths = [column.width for column in columns]
+        self.slots = [column.slot for column in columns]
+        self.kinds = [column.kind for column in columns]
+        self.arguments = [column.argument for column in columns]
+        self.named = named
+        """Whether every field of an event has its column; else rows are only walked over."""
+        self.proved = proved
+        """Whether names are certain: logged, or confirmed by a row that SELECT gives equal."""
+        self.missing = ""
         """Why rows of this shape have to be read back; empty where they need not."""
-        self.subsets: dict[bytes, Layout] = {}
+        self._subsets: dict[bytes, Layout] = {}
 
     def subset(self, present: bytes) -> Layout:
         """The plan for images that hold only some columns (``binlog_row_image`` other than FULL).
 
         ``present`` is the image's column bitmap. Kept per bitmap.
         """
-        found = self.subsets.get(present)
-        if found is not None:
-            return found
-        keep = [i for i in range(len(self.widths)) if present[i >> 3] & (1 << (i & 7))]
-        kept_slots = {self.slots[i] for i in keep}
-        absent = sorted(s for s in self.slots if s != SKIP and s not in kept_slots)
-        names = ", ".join(OutboxEvent._fields[s] for s in absent)
-        found = Layout(
-            [self.widths[i] for i in keep],
-            [self.slots[i] for i in keep],
-            [self.kinds[i] for i in keep],
-            [self.arguments[i] for i in keep],
-            [self.codecs[i] for i in keep],
-            self.missing or (f"the row image lacks {names}" if absent else ""),
-        )
-        self.subsets[present] = found
+        found = self._subsets.get(present)
+        if found is None:
+            keep = [c for i, c in enumerate(self.columns) if present[i >> 3] & (1 << (i & 7))]
+            kept = {column.slot for column in keep}
+            absent = sorted(slot for slot in self.slots if slot != SKIP and slot not in kept)
+            found = Layout(keep, named=self.named, proved=True)
+            if absent:
+                names = ", ".join(OutboxEvent._fields[slot] for slot in absent)
+                found.missing = f"the row image lacks {names}"
+            self._subsets[present] = found
         return found
 
 
@@ -185,16 +182,16 @@ def _row(buf: bytes, pos: i64, end: i64, layout: Layout, out: list[OutboxEvent |
             elif kind == RAW:
                 values[slot] = buf[pos : pos + width]
             else:
-                try:
-                    values[slot] = _other(
-                        buf, pos, width, kind, layout.arguments[index], layout.codecs[index]
-                    )
-                except UnicodeDecodeError as error:
-                    unread = unread or (
-                        f"{OutboxEvent._fields[slot]} is not {layout.codecs[index]}: {error.reason}"
-                    )
+                column = layout.columns[index]
                 if kind == READ_BACK:
-                    unread = unread or f"{OutboxEvent._fields[slot]}: {layout.codecs[index]}"
+                    unread = unread or f"{OutboxEvent._fields[slot]}: {column.codec}"
+                else:
+                    try:
+                        values[slot] = _other(buf, pos, width, column)
+                    except UnicodeDecodeError as error:
+                        unread = unread or (
+                            f"{OutboxEvent._fields[slot]} is not {column.codec}: {error.reason}"
+                        )
         pos += width
         index += 1
     key = values[0]
@@ -224,16 +221,19 @@ def _integer(buf: bytes, pos: i64, width: i64, signed: i64) -> int:
     return value
 
 
-def _other(buf: bytes, pos: i64, width: i64, kind: i64, argument: i64, codec: str) -> object:
+def _other(buf: bytes, pos: i64, width: i64, column: Column) -> object:
+    kind: i64 = column.kind
     if kind == TIMESTAMP2:
-        micros: i64 = timestamp2_micros(buf, pos, argument)
+        micros: i64 = timestamp2_micros(buf, pos, column.argument)
         return None if micros == NO_TIME else micros
+    value = buf[pos : pos + width]
     if kind == TEXT_CODEC:
-        return buf[pos : pos + width].decode(codec)
+        return value.decode(column.codec)
     if kind == RAW_CODEC:
-        return buf[pos : pos + width].decode(codec).encode()
-    if kind == INTEGER_TEXT:
-        return str(_integer(buf, pos, width, argument))
-    if kind == DECIMAL_TEXT:
-        return decimal_text(buf, pos, argument >> 8, argument & 0xFF)
-    return None
+        return value.decode(column.codec).encode()
+    if kind == RAW_PADDED:
+        return value.ljust(column.argument, b"\0")
+    reader = column.reader
+    if reader is None:
+        raise ValueError("a column without a reader")
+    return reader(buf, pos, width)

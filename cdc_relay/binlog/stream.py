@@ -18,18 +18,26 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from struct import pack
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import pymysql
 import structlog
 from pymysqlreplication.binlogstream import ReportSlave
 
-from cdc_relay.binlog import decoder as packets
-from cdc_relay.binlog.decoder import Decoder
+from cdc_relay.binlog.decoder import (
+    NOTHING,
+    PAYLOAD,
+    REREAD,
+    SPANNING,
+    STATUS,
+    TRANSACTION_PAYLOAD,
+    Decoder,
+)
 from cdc_relay.binlog.layout import LayoutResolver, SchemaColumn
+from cdc_relay.binlog.packets import Packets, open_payload, read_exactly
 from cdc_relay.binlog.rows import UnreadRow
 from cdc_relay.errors import (
     DecodeError,
@@ -117,7 +125,9 @@ class BinlogSource:
         read_timeout: float,
         batch_rows: int,
         idle_interval: float,
+        find: Callable[[int], OutboxEvent | None],
     ) -> None:
+        """``find`` reads a row of any status by its key; it settles layouts that are in doubt."""
         self._arguments = connect_arguments
         self._schema = schema
         self._table = table
@@ -128,11 +138,14 @@ class BinlogSource:
         self._read_timeout = read_timeout
         self._batch_rows = batch_rows
         self._idle_interval = idle_interval
+        self._find = find
+        self._charsets: dict[int, str] = {}
         self._stopped = threading.Event()
         self._connection: Connection | None = None
         self.last_packet = time.monotonic()
         """When the server was last heard of (``time.monotonic``)."""
         self.reconnects = 0
+        self._reread = ""
 
     # --- the schema and the server ---------------------------------------------------------------
 
@@ -155,6 +168,17 @@ class BinlogSource:
                 (self._schema, self._table),
             )
             return [SchemaColumn(*row) for row in cursor.fetchall()]
+
+    def _load_charsets(self) -> dict[int, str]:
+        """The character set of each collation, as the server numbers them."""
+        if not self._charsets:
+            with contextlib.closing(self._control()) as connection, connection.cursor() as cursor:
+                cursor.execute(
+                    "SELECT id, character_set_name FROM information_schema.collations "
+                    "WHERE id IS NOT NULL AND character_set_name IS NOT NULL"
+                )
+                self._charsets = {int(number): str(name) for number, name in cursor.fetchall()}
+        return self._charsets
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -179,6 +203,11 @@ class BinlogSource:
                     yield batch
                 if self._stopped.is_set():
                     return
+                if self._reread:
+                    log.info("a large transaction is read again, now that it is committed")
+                    position = position.inside(self._reread, 0)
+                    self._reread = ""
+                    continue
                 reason = "the server ended the stream"
             except SourceUnavailableError as error:
                 reason = str(error)
@@ -195,20 +224,25 @@ class BinlogSource:
             self._connection = connection
             server = inspect(connection)
             gtids, maria = self._check(start, server)
+            resolver = LayoutResolver(
+                self._load_columns, self._load_charsets, self._find, self._columns
+            )
             decoder = Decoder(
                 self._schema,
                 self._table,
-                LayoutResolver(self._load_columns, self._columns).resolve,
+                resolver,
                 self._batch_rows,
                 gtids,
                 maria,
             )
             decoder.prepared = dict(start.prepared)
-            decoder.restart(start.file, start.offset)
+            group, done = start.partial or ("", 0)
+            decoder.begin(start.file, start.offset, group, done)
             with _unavailable():
                 self._start(connection, server, start, gtids, maria)
             log.info("streaming", position=str(start), server=server.version)
-            yield from self._read(connection._sock, decoder, start, server)
+            base = Position(start.flavor, server.identity, start.file, start.offset)
+            yield from self._read(connection._sock, decoder, base)
         finally:
             self._connection = None
             connection._force_close()
@@ -295,49 +329,69 @@ class BinlogSource:
         if answer:
             connection._read_packet()
 
-    def _read(
-        self, sock: socket.socket, decoder: Decoder, start: Position, server: Server
-    ) -> Iterator[Batch]:
+    def _read(self, sock: socket.socket, decoder: Decoder, base: Position) -> Iterator[Batch]:
         """Read large chunks, feed them, hand on what is committed."""
-        flavor_position = Position(start.flavor, server.identity, start.file, start.offset)
         last_given = time.monotonic()
         sock.settimeout(self._read_timeout)
-        buf = b""
+        packets = Packets(sock, self._receive)
         while not self._stopped.is_set():
-            chunk = self._receive(sock)
-            buf = buf + chunk if buf else chunk
+            packets.more()
             while True:
-                at = int(decoder.feed(buf, 0, len(buf)))
-                buf = buf[at:] if at else buf
+                packets.skip(decoder.feed(packets.buf, 0, len(packets.buf)))
+                stopped = decoder.stopped
+                if stopped == STATUS:
+                    self._status(packets.whole())
+                elif stopped == PAYLOAD or (
+                    stopped == SPANNING and packets.kind() == TRANSACTION_PAYLOAD
+                ):
+                    yield from self._payload(packets, decoder, base)
+                    stopped = decoder.stopped
                 if decoder.rows or (
                     decoder.moved and time.monotonic() - last_given >= self._idle_interval
                 ):
-                    yield self._batch(decoder, flavor_position)
+                    yield self._batch(decoder, base)
                     last_given = time.monotonic()
-                stopped = decoder.stopped
-                if stopped == packets.STATUS:
-                    self._status(buf[4 : 4 + int.from_bytes(buf[:3], "little")])
+                if stopped == REREAD:
+                    self._reread = decoder.open_group()
                     return
-                if stopped == packets.SPANNING:
-                    event, buf = self._spanning(sock, buf)
-                    decoder.event(event, 1, len(event))
-                elif stopped == packets.NOTHING:
+                if stopped == NOTHING and not packets.has_whole():
                     break
-            if len(buf) >= 4:
-                # An incomplete packet: fetch its rest in pieces and join once.
-                need = 4 + int.from_bytes(buf[:3], "little") - len(buf)
-                if need > _READ_SIZE:
-                    buf = self._fill(sock, buf, need)
+
+    def _payload(self, packets: Packets, decoder: Decoder, base: Position) -> Iterator[Batch]:
+        """Unpack a compressed transaction piece by piece: neither its packed nor its unpacked
+        bytes are ever held as a whole."""
+        with contextlib.closing(packets.body()) as body:
+            place, unpacked = open_payload(body)
+            decoder.begin_payload(place)
+            rest = b""
+            while True:
+                need = int.from_bytes(rest[9:13], "little") - len(rest) if len(rest) >= 13 else 0
+                chunk = read_exactly(unpacked, max(need, _READ_SIZE))
+                if not chunk:
+                    break
+                rest += chunk
+                while True:
+                    rest = rest[decoder.inner(rest, 0, len(rest)) :]
+                    if decoder.stopped == REREAD:
+                        return
+                    if decoder.stopped == NOTHING:
+                        break
+                    yield self._batch(decoder, base)
+            if rest:
+                raise DecodeError(f"{decoder.where()}: a compressed transaction is cut")
+            decoder.end_payload()
 
     def _batch(self, decoder: Decoder, base: Position) -> Batch:
         if decoder.notices:
             for notice, count in decoder.notices.items():
                 _report(notice, int(count), decoder.where())
             decoder.notices.clear()
-        commit_time = int(decoder.commit_time)
         rows = decoder.take()
         position = base.at(decoder.commit_file, int(decoder.commit_offset), decoder.gtid_text())
-        return Batch(rows, position.with_prepared(decoder.prepared), commit_time)
+        position = position.with_prepared(decoder.prepared)
+        if decoder.given:
+            position = position.inside(decoder.open_group(), int(decoder.given))
+        return Batch(rows, position, decoder.time())
 
     def _receive(self, sock: socket.socket) -> bytes:
         try:
@@ -354,30 +408,7 @@ class BinlogSource:
         self.last_packet = time.monotonic()
         return chunk
 
-    def _fill(self, sock: socket.socket, buf: bytes, need: int) -> bytes:
-        parts = [buf]
-        while need > 0:
-            chunk = self._receive(sock)
-            parts.append(chunk)
-            need -= len(chunk)
-        return b"".join(parts)
-
-    def _spanning(self, sock: socket.socket, buf: bytes) -> tuple[bytes, bytes]:
-        """Join the packets of one event of 16 MB or more: its body (with the leading status
-        byte) and what follows it in the buffer."""
-        parts: list[bytes] = []
-        while True:
-            if len(buf) < 4:
-                buf = self._fill(sock, buf, 4 - len(buf))
-            length = int.from_bytes(buf[:3], "little")
-            if len(buf) < 4 + length:
-                buf = self._fill(sock, buf, 4 + length - len(buf))
-            parts.append(buf[4 : 4 + length])
-            buf = buf[4 + length :]
-            if length < 0xFFFFFF:
-                return b"".join(parts), buf
-
-    def _status(self, packet: bytes) -> None:
+    def _status(self, packet: bytes) -> NoReturn:
         if packet[0] == 0xFE:
             raise SourceUnavailableError("the server ended the stream")
         if packet[0] != 0xFF:

@@ -6,6 +6,7 @@ server's ``my_time.cc`` and ``decimal.cc``.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from mypy_extensions import i64
@@ -23,8 +24,8 @@ def decimal_size(precision: i64, scale: i64) -> i64:
 def decimal_text(buf: bytes, pos: i64, precision: i64, scale: i64) -> str:
     """Return the DECIMAL at ``buf[pos:]`` as text: at least one digit before the point, exactly
     ``scale`` digits after it."""
-    size: i64 = decimal_size(precision, scale)
-    if precision < scale or pos + size > len(buf) or size == 0:
+    size: i64 = decimal_size(precision, scale) if precision >= scale else 0
+    if pos + size > len(buf) or size == 0:
         raise ValueError("damaged DECIMAL")
     data = bytearray(buf[pos : pos + size])
     negative = not data[0] & 0x80
@@ -135,3 +136,95 @@ def fraction_micros(buf: bytes, pos: i64, fsp: i64) -> i64:
     b = buf[pos + 1]
     c = buf[pos + 2]
     return a << 16 | b << 8 | c
+
+
+# --- text of any column (not hot: extra columns and tests) ----------------------------------------
+
+
+def integer_text(buf: bytes, pos: i64, width: i64, unsigned: bool) -> str:
+    """Digits of an integer of ``width`` bytes."""
+    return str(int.from_bytes(buf[pos : pos + width], "little", signed=not unsigned))
+
+
+def year_text(value: i64) -> str:
+    """YEAR: 0 is the year 0000, else an offset from 1900."""
+    return f"{1900 + value:04d}" if value else "0000"
+
+
+def date_text(buf: bytes, pos: i64) -> str:
+    """DATE: day, month and year packed into 3 bytes."""
+    value = int.from_bytes(buf[pos : pos + 3], "little")
+    return f"{value >> 9:04d}-{value >> 5 & 15:02d}-{value & 31:02d}"
+
+
+def _fraction_text(micros: int, fsp: i64) -> str:
+    return f".{micros:06d}"[: fsp + 1] if fsp else ""
+
+
+def time2_text(buf: bytes, pos: i64, fsp: i64) -> str:
+    """TIME(fsp): sign, hours, minutes, seconds in 24 bits, offset so that bytes sort, the fraction
+    in complement for negative times."""
+    size: i64 = (fsp + 1) // 2
+    bits: i64 = 8 * size
+    packed: int = int.from_bytes(buf[pos : pos + 3 + size], "big") - (0x800000 << int(bits))
+    sign = "-" if packed < 0 else ""
+    packed = abs(packed)
+    micros = (packed & ((1 << bits) - 1)) * 10 ** (6 - 2 * size)
+    packed >>= bits
+    hours, minutes, seconds = packed >> 12 & 1023, packed >> 6 & 63, packed & 63
+    return f"{sign}{hours:02d}:{minutes:02d}:{seconds:02d}{_fraction_text(micros, fsp)}"
+
+
+def datetime2_text(buf: bytes, pos: i64, fsp: i64) -> str:
+    """DATETIME(fsp), zero dates included."""
+    high = int.from_bytes(buf[pos : pos + 5], "big") - 0x8000000000
+    year, month = divmod(high >> 22, 13)
+    return (
+        f"{year:04d}-{month:02d}-{high >> 17 & 31:02d} {high >> 12 & 31:02d}:{high >> 6 & 63:02d}:"
+        f"{high & 63:02d}{_fraction_text(fraction_micros(buf, pos + 5, fsp), fsp)}"
+    )
+
+
+def timestamp2_text(buf: bytes, pos: i64, fsp: i64) -> str:
+    """TIMESTAMP(fsp) as a session in UTC prints it."""
+    micros = timestamp2_micros(buf, pos, fsp)
+    if micros == NO_TIME:
+        return "0000-00-00 00:00:00" + _fraction_text(0, fsp)
+    seconds, fraction = divmod(micros, 1_000_000)
+    moment = _EPOCH + timedelta(seconds=seconds)
+    return f"{moment:%Y-%m-%d %H:%M:%S}{_fraction_text(fraction, fsp)}"
+
+
+def double_text(value: float) -> str:
+    """DOUBLE as SELECT prints it: shortest digits that read back equal, exponent form outside of
+    15 digits (``my_gcvt``)."""
+    return _number_text(repr(abs(value)), value)
+
+
+def float_text(value: float) -> str:
+    """FLOAT as SELECT prints it: six significant digits (``FLT_DIG``)."""
+    return _number_text(f"{abs(value):.6g}", value)
+
+
+def _number_text(text: str, value: float) -> str:
+    sign = "-" if value < 0 or (value == 0 and str(value)[0] == "-") else ""
+    mantissa, _, exponent = text.partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).lstrip("0")
+    if not digits:
+        return sign + "0"
+    # Where the decimal point stands, counted from the first significant digit.
+    leading = len(whole + fraction) - len(digits)
+    point = len(whole) - leading + int(exponent or "0")
+    digits = digits.rstrip("0")
+    if -14 <= point <= 0:
+        return f"{sign}0.{'0' * -point}{digits}"
+    if 0 < point <= 15:
+        if len(digits) <= point:
+            return sign + digits.ljust(point, "0")
+        return f"{sign}{digits[:point]}.{digits[point:]}"
+    rest = "." + digits[1:] if len(digits) > 1 else ""
+    return f"{sign}{digits[0]}{rest}e{point - 1}"
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -54,13 +54,13 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
         with pool.connect() as connection:
             check_server(connection)
             shape = describe_table(connection, settings)
-        source = binlog_source(settings, shape, idle_interval=0 if until_current else None)
+        store = Store(pool, shape, max_tries=settings.max_tries)
+        source = binlog_source(settings, shape, store, idle_interval=0 if until_current else None)
         server = source.inspect()
         checkpoints.ensure_topic(settings)
         last = checkpoints.read_last(settings)
         first = last or _anchor(server)
         sink = KafkaSink(settings, f"cdc-relay-{settings.name}")
-        store = Store(pool, shape, max_tries=settings.max_tries)
         router = Router(settings.topic, shape.payload_kind)
         relay = Relay(settings, source, router, sink, store)
         _stop_on_signals(relay)
@@ -76,7 +76,7 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
 
 
 def binlog_source(
-    settings: Settings, shape: TableShape, idle_interval: float | None = None
+    settings: Settings, shape: TableShape, store: Store, idle_interval: float | None = None
 ) -> BinlogSource:
     """The source for these settings. The server id and the replica uuid derive from the name, so
     a restart takes the place of its predecessor, and a second relay of the name is noticed."""
@@ -91,6 +91,7 @@ def binlog_source(
         read_timeout=settings.read_timeout,
         batch_rows=settings.batch_rows,
         idle_interval=settings.checkpoint_interval if idle_interval is None else idle_interval,
+        find=store.find,
     )
 
 
