@@ -25,7 +25,10 @@ def command(settings: Settings, loop: bool, as_json: bool) -> int:
     dead or are still failing.
     """
     summary = run(settings, loop=loop)
-    click.echo(json.dumps(summary.as_dict()) if as_json else _line(summary))
+    if as_json:
+        click.echo(json.dumps(summary.as_dict()))
+    elif summary.error is None or summary.batches:
+        click.echo(_line(summary))
     if summary.error is not None:
         click.echo(f"error: {summary.error}", err=True)
     return summary.exit_code
