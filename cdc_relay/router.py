@@ -67,7 +67,7 @@ class Router:
         self._template = topic_template
         self._topics: dict[tuple[str, str], str] = {}
         self._content_type = _CONTENT_TYPES[payload_kind]
-        self._second = -1
+        self._second: int | None = None
         self._second_text = ""
 
     def route(self, event: OutboxEvent) -> Record:
@@ -110,7 +110,10 @@ class Router:
     def _rfc3339(self, microseconds: int) -> bytes:
         second, fraction = divmod(microseconds, 1_000_000)
         if second != self._second:
-            moment = _EPOCH + timedelta(seconds=second)
+            try:
+                moment = _EPOCH + timedelta(seconds=second)
+            except OverflowError:
+                raise UnroutableError("created_at is not in the years 1 to 9999") from None
             self._second_text = moment.strftime("%Y-%m-%dT%H:%M:%S").rjust(19, "0")
             self._second = second
         return f"{self._second_text}.{fraction:06d}Z".encode()

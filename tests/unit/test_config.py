@@ -1,0 +1,153 @@
+"""Settings: three layers, and one clear line for everything wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc_relay.config import Settings, load, seconds
+from cdc_relay.errors import ConfigError
+
+URL = "mysql+pymysql://relay:secret@db:3307/shop"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("500ms", 0.5), ("30s", 30), ("10m", 600), ("2h", 7200), ("7d", 604800), (" 1.5s ", 1.5)],
+)
+def test_durations(text: str, expected: float) -> None:
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10", "10 m", "m", "-1s", "1w", "1m30s", "0x1s", 10, 1.5, True]
+)
+def test_wrong_durations(text: object) -> None:
+    with pytest.raises(ValueError, match=r"500ms"):
+        seconds(text)
+
+
+def test_later_layers_win(tmp_path: Path) -> None:
+    file = tmp_path / "relay.toml"
+    file.write_text('name = "file"\ntable = "file_table"\nolder_than = "1m"\n')
+    settings = load(
+        file,
+        environ={"CDC_RELAY_NAME": "variable", "CDC_RELAY_TABLE": "variable_table", "HOME": "/"},
+        flags={"name": "flag", "table": None},
+    )
+    assert (settings.name, settings.table, settings.older_than) == ("flag", "variable_table", 60)
+
+
+def test_kafka_properties_of_file_and_environment_are_merged(tmp_path: Path) -> None:
+    file = tmp_path / "relay.toml"
+    file.write_text(
+        '[kafka]\n"linger.ms" = 3\n"socket.keepalive.enable" = true\n"client.id" = "f"\n'
+    )
+    settings = load(file, environ={"CDC_RELAY_KAFKA_CLIENT_ID": "e"}, flags={})
+    assert settings.kafka == {
+        "linger.ms": "3",
+        "socket.keepalive.enable": "true",
+        "client.id": "e",
+    }
+
+
+def test_variables_that_are_not_settings_are_left_alone() -> None:
+    load(environ={"CDC_RELAY_TEST_MYSQL_URL": "x", "CDC_RELAY_CONFIG": "y", "CDC_RELAY_DEV_X": "z"})
+
+
+def message(environ: dict[str, str] | None = None, **flags: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(environ=environ or {}, flags=flags)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "secret" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"database_url": "nonsense:secret"}, "--database-url: database_url: is not a SQLAlchemy"),
+        ({"database_url": "postgresql://u:secret@h/d"}, "only mysql and mariadb"),
+        ({"database_url": "mysql://u:secret@h"}, "names no schema"),
+        ({"table": "a.b.c"}, "'a.b.c' is not a table name"),
+        ({"table": ""}, "is not a table name"),
+        ({"topic": "x.{nope}"}, "{nope} is not a placeholder"),
+        ({"topic": "sp ace"}, "is not a topic name"),
+        ({"name": "no/slash"}, "--name"),
+        ({"batch": 0}, "--batch"),
+        ({"delivery": "maybe"}, "exactly_once"),
+        ({"older_than": "5"}, "write 500ms"),
+        ({"heartbeat": "30s"}, "read_timeout must be longer than heartbeat"),
+        ({"kafka": {"acks": "1"}}, "nothing lost needs acks=all"),
+        ({"kafka": {"linger": {"ms": 1}}}, "quote dotted names"),
+    ],
+)
+def test_wrong_values(flags: dict[str, object], expected: str) -> None:
+    assert expected in message(**flags)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (
+            {"CDC_RELAY_TABEL": "x"},
+            "CDC_RELAY_TABEL: unknown variable; did you mean CDC_RELAY_TABLE",
+        ),
+        ({"CDC_RELAY_KAFKA_ACKS": "1"}, "acks cannot be set"),
+        ({"CDC_RELAY_BATCH": "many"}, "CDC_RELAY_BATCH: batch:"),
+    ],
+)
+def test_wrong_variables(environ: dict[str, str], expected: str) -> None:
+    assert expected in message(environ)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('tabel = "x"', "unknown key 'tabel'; did you mean table?"),
+        ("table = ", "not valid TOML"),
+        ('batch = "many"', "batch:"),
+    ],
+)
+def test_wrong_files(tmp_path: Path, content: str, expected: str) -> None:
+    file = tmp_path / "relay.toml"
+    file.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        load(file, environ={})
+    assert str(file) in str(caught.value)
+    assert expected in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the configuration: No such file"):
+        load(tmp_path / "none.toml", environ={})
+
+
+def test_require_says_how_to_set_it() -> None:
+    with pytest.raises(ConfigError, match="pass --kafka-bootstrap, set CDC_RELAY_KAFKA_BOOTSTRAP"):
+        Settings(database_url=URL).require("database_url", "kafka_bootstrap")
+
+
+def test_url_has_our_driver_and_the_password_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("p@ss word\n")
+    settings = Settings(database_url="mariadb://relay@db/shop", database_password_file=file)
+    assert settings.url().drivername == "mysql+pymysql"
+    assert settings.url().password == "p@ss word"
+    gone = Settings(database_url=URL, database_password_file=tmp_path / "none")
+    with pytest.raises(ConfigError, match="database_password_file: cannot read"):
+        gone.url()
+
+
+def test_schema_and_table() -> None:
+    assert Settings(database_url=URL).schema_and_table() == ("shop", "outbox_event")
+    other = Settings(database_url=URL, table="other.events")
+    assert other.schema_and_table() == ("other", "events")
+
+
+def test_settings_are_frozen_and_documented() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().name = "x"  # type: ignore[misc]
+    assert all(field.description for field in Settings.model_fields.values())

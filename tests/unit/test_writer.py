@@ -1,0 +1,343 @@
+"""The writer without a database: ids, the JSON form, what is refused."""
+
+from __future__ import annotations
+
+import enum
+import json
+import subprocess
+import sys
+import threading
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from sqlalchemy import MetaData
+
+from cdc_relay.outbox import outbox_table
+from writer import EventFields, NotInTransactionError, Outbox
+from writer.ids import uuid7
+from writer.payload import encode_headers, encode_payload
+
+EVENT: EventFields = {
+    "aggregate_type": "order",
+    "aggregate_id": "7",
+    "event_type": "CREATED",
+    "payload": {},
+}
+
+
+class FakeConnection:
+    """A DB-API connection that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.executed: list[tuple[str, tuple[Any, ...]]] = []
+        self.open_cursors = 0
+
+    def cursor(self) -> FakeConnection:
+        self.open_cursors += 1
+        return self
+
+    def execute(self, sql: str, parameters: tuple[Any, ...]) -> None:
+        self.executed.append((sql, parameters))
+
+    def close(self) -> None:
+        self.open_cursors -= 1
+
+
+# --- ids ---------------------------------------------------------------------------------------
+
+
+def test_ids_are_uuid7_of_now() -> None:
+    before = datetime.now(UTC)
+    made = uuid.UUID(uuid7())
+    assert made.version == 7
+    assert made.variant == uuid.RFC_4122
+    stamp = datetime.fromtimestamp((made.int >> 80) / 1000, UTC)
+    assert abs(stamp - before) < timedelta(seconds=5)
+
+
+def test_ids_rise_across_threads() -> None:
+    per_thread: list[list[str]] = []
+
+    def make() -> None:
+        per_thread.append([uuid7() for _ in range(2000)])
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(ids == sorted(ids) for ids in per_thread)
+    assert len({name for ids in per_thread for name in ids}) == 8000
+
+
+def test_ids_rise_while_the_clock_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([5_000_000_000_000_000_000, 4_999_000_000_000_000_000, 5_000_000_000_001_000_000])
+    monkeypatch.setattr("writer.ids._clock", type(uuid7.__globals__["_clock"])())
+    monkeypatch.setattr("writer.ids.time.time_ns", lambda: next(times))
+    ids = [uuid7() for _ in range(3)]
+    assert ids == sorted(set(ids))
+
+
+def test_a_forked_child_makes_other_ids() -> None:
+    code = (
+        "import os, sys\n"
+        "from writer.ids import uuid7\n"
+        "uuid7()\n"
+        "r, w = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    os.write(w, uuid7().encode())\n"
+        "    os._exit(0)\n"
+        "mine = uuid7()\n"
+        "os.wait()\n"
+        "assert os.read(r, 99).decode() != mine\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+# --- payload -----------------------------------------------------------------------------------
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+class Name(enum.StrEnum):
+    A = "a"
+
+
+@dataclass
+class Item:
+    sku: str
+    price: Decimal
+
+
+class Model(BaseModel):
+    at: datetime
+    item: Any = None
+
+
+MOMENT = datetime(2026, 3, 1, 11, 30, tzinfo=timezone(timedelta(hours=2)))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": [1, 2.5, True, None]}, '{"a":[1,2.5,true,null]}'),
+        ([], "[]"),
+        ({"d": Decimal("12.50")}, '{"d":"12.50"}'),
+        ({"d": Decimal("1E+3")}, '{"d":"1E+3"}'),
+        ({"t": MOMENT}, '{"t":"2026-03-01T09:30:00.000000Z"}'),
+        ({"t": date(2026, 3, 1)}, '{"t":"2026-03-01"}'),
+        ({"u": uuid.UUID(int=1)}, '{"u":"00000000-0000-0000-0000-000000000001"}'),
+        ({"e": Colour.RED, "l": Level.HIGH, "n": Name.A}, '{"e":"red","l":3,"n":"a"}'),
+        (Item("x", Decimal("1")), '{"sku":"x","price":"1"}'),
+        ([Item("x", Decimal("1"))], '[{"sku":"x","price":"1"}]'),
+        (Model(at=MOMENT), '{"at":"2026-03-01T09:30:00.000000Z","item":null}'),
+        ({"m": Model(at=MOMENT, item=1)}, '{"m":{"at":"2026-03-01T09:30:00.000000Z","item":1}}'),
+        ((1, 2), "[1,2]"),
+        (5, "5"),
+        (Name.A, '"a"'),
+        ({1: "int key"}, '{"1":"int key"}'),
+        ({"x": 2**70}, '{"x":1180591620717411303424}'),
+    ],
+)
+def test_json_forms(value: object, text: str) -> None:
+    assert encode_payload(value) == text
+
+
+def test_text_bytes_and_none_are_kept() -> None:
+    assert encode_payload('{"already": "json"}') == '{"already": "json"}'
+    assert encode_payload(b"\x00\xff") == b"\x00\xff"
+    assert encode_payload(bytearray(b"x")) == b"x"
+    assert encode_payload(memoryview(b"x")) == b"x"
+    assert encode_payload(None) is None
+
+
+def test_json_is_ascii_and_means_the_same() -> None:
+    said = {"text": "naïve 订单 \U0001f600"}
+    text = encode_payload(said)
+    assert isinstance(text, str)
+    assert text.isascii()
+    assert json.loads(text) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ({"x": float("nan")}, ValueError),
+        ({"x": float("inf")}, ValueError),
+        ({"x": Decimal("NaN")}, ValueError),
+        ({"t": datetime(2026, 3, 1)}, ValueError),
+        ({"x": object()}, TypeError),
+        ({"x": {1, 2}}, TypeError),
+        ({"x": b"bytes"}, TypeError),
+        ({("a", "b"): 1}, TypeError),
+        (Item, TypeError),
+    ],
+)
+def test_what_has_no_form_is_refused(value: object, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        encode_payload(value)
+
+
+def test_headers() -> None:
+    assert encode_headers(None) is None
+    assert encode_headers({}) == "{}"
+    assert encode_headers({"a": "b", "n": None}) == '{"a":"b","n":null}'
+    with pytest.raises(TypeError, match="must be a mapping"):
+        encode_headers('{"a": 1}')  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="is not a str"):
+        encode_headers({1: "b"})  # type: ignore[dict-item]
+
+
+# --- fields ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"aggregate_id": ""}, "aggregate_id is empty"),
+        ({"aggregate_id": None}, "flush"),
+        ({"aggregate_id": True}, "aggregate_id must be a str, not bool"),
+        ({"aggregate_id": 1.5}, "aggregate_id must be a str, not float"),
+        ({"aggregate_id": "x" * 65}, "aggregate_id has 65 characters; the column takes 64"),
+        ({"aggregate_type": "x" * 65}, "aggregate_type has 65"),
+        ({"aggregate_type": 3}, "aggregate_type must be a str"),
+        ({"event_type": "x" * 129}, "event_type has 129 characters; the column takes 128"),
+        ({"event_type": ""}, "event_type is empty"),
+        ({"event_id": "x" * 65}, "event_id has 65"),
+        ({"event_id": ""}, "event_id is empty"),
+        ({"occurred_at": datetime(2026, 3, 1)}, "has no time zone"),
+    ],
+)
+def test_wrong_fields_are_refused_before_anything_is_written(
+    fields: dict[str, Any], message: str
+) -> None:
+    connection = FakeConnection()
+    with pytest.raises((ValueError, TypeError), match=message):
+        Outbox().add(connection, **{**EVENT, **fields})
+    assert connection.executed == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(7, "7"), (uuid.UUID(int=1), str(uuid.UUID(int=1))), (Name.A, "a"), ("é", "é")],
+)
+def test_aggregate_ids_that_are_taken(value: Any, text: str) -> None:
+    connection = FakeConnection()
+    Outbox().add(connection, **{**EVENT, "aggregate_id": value})
+    [(_, parameters)] = connection.executed
+    assert parameters[2] == text
+
+
+def test_the_insert() -> None:
+    connection = FakeConnection()
+    event_id = Outbox("shop.outbox_event").add(connection, **EVENT, headers={"a": "b"})
+    [(sql, parameters)] = connection.executed
+    assert sql.startswith("INSERT INTO `shop`.`outbox_event` (`event_id`, ")
+    assert parameters == (event_id, "order", "7", "CREATED", "{}", '{"a":"b"}')
+    assert connection.open_cursors == 0
+
+
+def test_a_given_event_id_and_time() -> None:
+    connection = FakeConnection()
+    fields: Any = {**EVENT, "event_id": uuid.UUID(int=1), "occurred_at": MOMENT}
+    assert Outbox().add(connection, **fields) == str(uuid.UUID(int=1))
+    assert connection.executed[0][1][-1] == "2026-03-01 09:30:00.000000"
+
+
+def test_unknown_fields_of_add_all_are_errors() -> None:
+    with pytest.raises(TypeError, match="kind"):
+        Outbox().add_all(FakeConnection(), [{**EVENT, "kind": "x"}])  # type: ignore[typeddict-unknown-key]
+
+
+def test_a_table_of_the_users_metadata() -> None:
+    connection = FakeConnection()
+    Outbox(outbox_table(MetaData(schema="shop"), "events")).add(connection, **EVENT)
+    assert "INTO `shop`.`events`" in connection.executed[0][0]
+
+
+# --- targets -----------------------------------------------------------------------------------
+
+
+class PyMySQLLike(FakeConnection):
+    def __init__(self, autocommit: bool, status: int) -> None:
+        super().__init__()
+        self._autocommit = autocommit
+        self.server_status = status
+
+    def get_autocommit(self) -> bool:
+        return self._autocommit
+
+    def autocommit(self, value: bool) -> None: ...
+
+
+class ConnectorLike(FakeConnection):
+    def __init__(self, autocommit: bool, in_transaction: bool) -> None:
+        super().__init__()
+        self.autocommit = autocommit
+        self.in_transaction = in_transaction
+
+
+class DjangoLike(FakeConnection):
+    def __init__(self, autocommit: bool, in_atomic_block: bool) -> None:
+        super().__init__()
+        self._autocommit = autocommit
+        self.in_atomic_block = in_atomic_block
+
+    def get_autocommit(self) -> bool:
+        assert not self.in_atomic_block, "would connect"
+        return self._autocommit
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        FakeConnection(),
+        PyMySQLLike(False, 0),
+        PyMySQLLike(True, 3),
+        ConnectorLike(False, False),
+        ConnectorLike(True, True),
+        DjangoLike(True, True),
+        DjangoLike(False, False),
+    ],
+)
+def test_targets_in_a_transaction(target: FakeConnection) -> None:
+    Outbox().add(target, **EVENT)
+    assert len(target.executed) == 1
+
+
+@pytest.mark.parametrize(
+    "target", [PyMySQLLike(True, 2), ConnectorLike(True, False), DjangoLike(True, False)]
+)
+def test_targets_that_autocommit(target: FakeConnection) -> None:
+    with pytest.raises(NotInTransactionError, match="begin a transaction first"):
+        Outbox().add(target, **EVENT)
+    assert target.executed == []
+
+
+@pytest.mark.parametrize("target", [None, "mysql://", object()])
+def test_what_is_no_target(target: object) -> None:
+    with pytest.raises(TypeError, match="is not a Session"):
+        Outbox().add(target, **EVENT)
+
+
+def test_importing_the_writer_is_light() -> None:
+    code = (
+        "import sys, writer\n"
+        "heavy = {'pymysql', 'confluent_kafka', 'pymysqlreplication', 'click', 'pydantic',"
+        " 'structlog'}\n"
+        "assert not heavy & {name.partition('.')[0] for name in sys.modules}\n"
+        "ours = {name for name in sys.modules if name.startswith('cdc_relay')}\n"
+        "assert ours == {'cdc_relay', 'cdc_relay.errors', 'cdc_relay.outbox'}, ours\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
