@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
@@ -60,7 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         result: Any = cli.main(
             args=None if argv is None else list(argv), prog_name="cdc-relay", standalone_mode=False
         )
-        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
@@ -73,10 +70,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except CdcRelayError as error:
         return _fail(str(error), error.exit_code)
-    except BrokenPipeError:
-        # Whoever read our output went away (| head). Python would complain at exit as well.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         return _report_bug(error)
 

@@ -85,7 +85,7 @@ def test_bad_rows_at_the_head_are_parked_and_the_good_ones_go(shop: Harness) -> 
 
 def test_a_too_large_row_is_parked_and_not_overtaken(shop: Harness) -> None:
     """Refused by the broker: its topic takes less than the client sends."""
-    shop.create_topic(**{"max.message.bytes": "2000"})
+    shop.create_topic("order", 1, **{"max.message.bytes": "2000"})
     shop.ins("a", {"n": 1})
     shop.ins("a", {"n": 2, "x": "y" * 5000})
     shop.ins("a", {"n": 3})

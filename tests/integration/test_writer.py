@@ -17,7 +17,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 from sqlalchemy.orm import sessionmaker as session_maker
 
 from tests.support.sql import Database
-from writer import EventFields, NotInTransactionError, Outbox, outbox_table
+from writer import NotInTransactionError, Outbox, outbox_table
 
 
 class Base(DeclarativeBase):
@@ -31,7 +31,7 @@ class Order(Base):
     total: Mapped[Any] = mapped_column(Numeric(10, 2))
 
 
-EVENT: EventFields = {
+EVENT: dict[str, Any] = {
     "aggregate_type": "order",
     "aggregate_id": "7",
     "event_type": "ORDER_CREATED",
@@ -269,7 +269,7 @@ def test_duplicate_event_id_is_the_drivers_error(outbox: Outbox, engine: Engine)
 
 
 def test_add_all_keeps_the_order(database: Database, outbox: Outbox, engine: Engine) -> None:
-    events: list[EventFields] = [{**EVENT, "aggregate_id": number} for number in range(1, 2502)]
+    events: list[Any] = [{**EVENT, "aggregate_id": number} for number in range(1, 2502)]
     events[5]["payload"] = {"large": "x" * 1_500_000}
     events[6]["occurred_at"] = datetime(2026, 1, 1, tzinfo=UTC)
     with engine.begin() as connection:

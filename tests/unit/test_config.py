@@ -149,5 +149,5 @@ def test_schema_and_table() -> None:
 
 def test_settings_are_frozen_and_documented() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        Settings().name = "x"  # type: ignore[misc]
+        Settings().name = "x"
     assert all(field.description for field in Settings.model_fields.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ EVENT = OutboxEvent(
 )
 
 
-def route(template: str = "outbox.event.{aggregate_type}", **fields: object) -> Record:
+def route(template: str = "outbox.event.{aggregate_type}", **fields: Any) -> Record:
     return Router(template).route(EVENT._replace(**fields))
 
 

@@ -18,11 +18,11 @@ from pydantic import BaseModel
 from sqlalchemy import MetaData
 
 from cdc_relay.outbox import outbox_table
-from writer import EventFields, NotInTransactionError, Outbox
+from writer import NotInTransactionError, Outbox
 from writer.ids import uuid7
 from writer.payload import encode_headers, encode_payload
 
-EVENT: EventFields = {
+EVENT: dict[str, Any] = {
     "aggregate_type": "order",
     "aggregate_id": "7",
     "event_type": "CREATED",
@@ -257,7 +257,7 @@ def test_a_given_event_id_and_time() -> None:
 
 def test_unknown_fields_of_add_all_are_errors() -> None:
     with pytest.raises(TypeError, match="kind"):
-        Outbox().add_all(FakeConnection(), [{**EVENT, "kind": "x"}])  # type: ignore[typeddict-unknown-key]
+        Outbox().add_all(FakeConnection(), [{**EVENT, "kind": "x"}])  # type: ignore[typeddict-item]
 
 
 def test_a_table_of_the_users_metadata() -> None:

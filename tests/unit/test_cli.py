@@ -1,0 +1,156 @@
+"""The command line: one line for everything wrong, and the right exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import click
+import pytest
+
+from cdc_relay import cli, telemetry
+from cdc_relay.cli import main
+from cdc_relay.cli.version import decoder
+from cdc_relay.errors import SinkError, SourceError
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("CDC_RELAY_"):
+            monkeypatch.delenv(name)
+
+
+def error_of(capsys: Capture) -> str:
+    """The only line of stderr."""
+    output = capsys.readouterr()
+    assert output.out == ""
+    [line] = output.err.splitlines()
+    assert line.startswith("error: ")
+    return line.removeprefix("error: ")
+
+
+def test_help_names_each_command(capsys: Capture) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name in ("init", "schema", "start", "compensate", "status", "version"):
+        assert f"\n  {name} " in text
+
+
+@pytest.mark.parametrize("name", ["init", "schema", "start", "compensate", "status", "version"])
+def test_each_command_has_help(name: str, capsys: Capture) -> None:
+    assert main([name, "--help"]) == 0
+    assert f"Usage: cdc-relay {name} [OPTIONS]" in capsys.readouterr().out
+
+
+def test_no_command_shows_the_help(capsys: Capture) -> None:
+    assert main([]) == 2
+    assert "Commands:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["nope"], "No such command 'nope'. (see cdc-relay --help)"),
+        (["schema", "--tabel", "x"], "No such option"),
+        (["schema", "extra"], "unexpected extra argument"),
+        (["init"], "database_url is not set: pass --database-url"),
+        (["init", "--database-url", "nonsense"], "--database-url: database_url: is not a"),
+        (["compensate", "--older-than", "5"], "--older-than: older_than: '5' is not a duration"),
+        (["compensate", "--batch", "many"], "--batch: batch: Input should be a valid integer"),
+        (["compensate", "--database-url", "mysql://h/d"], "kafka_bootstrap is not set"),
+        (["schema", "--config", "/no/such.toml"], "/no/such.toml: cannot read the configuration"),
+    ],
+)
+def test_usage_and_configuration_errors(arguments: list[str], line: str, capsys: Capture) -> None:
+    assert main(arguments) == 2
+    assert line in error_of(capsys)
+
+
+def test_schema_prints_statements(capsys: Capture) -> None:
+    assert main(["schema", "--table", "shop.events"]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("CREATE TABLE shop.events (")
+    assert output.count(";\n") == 4
+
+
+def test_config_by_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    file = tmp_path / "relay.toml"
+    file.write_text('table = "from_file"\n')
+    monkeypatch.setenv("CDC_RELAY_CONFIG", str(file))
+    assert main(["schema"]) == 0
+    assert "CREATE TABLE from_file" in capsys.readouterr().out
+
+
+def test_version(capsys: Capture) -> None:
+    assert main(["version"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("cdc-relay 0.")
+    assert lines[1] == f"decoder: {decoder()}"
+    assert decoder() in ("python", "compiled")
+    assert any(line.startswith("SQLAlchemy 2.") for line in lines)
+
+
+def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    @click.command("version")
+    def command() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "import_module", lambda _name: SimpleNamespace(command=command))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (SourceError("no table\nat all"), 3, "no table at all"),
+        (SinkError("no broker"), 4, "no broker"),
+        (ZeroDivisionError("by zero"), 1, "please report it: ZeroDivisionError: by zero"),
+    ],
+)
+def test_errors_are_one_line(
+    error: Exception, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    raising(monkeypatch, error)
+    assert main(["version"]) == code
+    assert line in error_of(capsys)
+
+
+def test_a_bug_shows_where_when_debugging(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    raising(monkeypatch, ZeroDivisionError())
+    monkeypatch.setattr(telemetry, "_level", 10)
+    assert main(["version"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    raising(monkeypatch, KeyboardInterrupt())
+    assert main(["version"]) == 130
+
+
+def test_help_and_version_load_no_library_of_the_others() -> None:
+    code = (
+        "import sys\n"
+        "from cdc_relay.cli import main\n"
+        "main(['--help']); main(['version'])\n"
+        "heavy = {'sqlalchemy', 'pydantic', 'confluent_kafka', 'pymysql', 'pymysqlreplication'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
+def test_a_closed_pipe_is_met_in_silence() -> None:
+    code = "import sys; from cdc_relay.cli import main; sys.exit(main(['schema']))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (1, b"")
