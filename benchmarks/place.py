@@ -1,0 +1,164 @@
+"""Where a benchmark runs: a MySQL and a Kafka of its own, in a home that is removed at the end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pymysql
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from cdc_relay.outbox import DEFAULT_TABLE, table_ddl
+from dev.kafka import Kafka
+from dev.mysql import MySQL
+
+PARTITIONS: Final = 12
+METADATA: Final = "FULL"
+"""``binlog_row_metadata``: what the stock library needs to name columns; ours does without."""
+
+# What makes a commit durable. Loading does without; measuring has the server's own defaults.
+_LOADING: Final = {"sync_binlog": 0, "innodb_flush_log_at_trx_commit": 2}
+_MEASURING: Final = {"sync_binlog": 1, "innodb_flush_log_at_trx_commit": 1}
+
+_TABLES: Final = (
+    "CREATE TABLE orders (id BIGINT PRIMARY KEY, customer_id BIGINT NOT NULL, "
+    "total DECIMAL(12, 2) NOT NULL, state VARCHAR(16) NOT NULL, "
+    "placed_at DATETIME(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6))",
+    "CREATE TABLE visits (id BIGINT PRIMARY KEY, page VARCHAR(64) NOT NULL, seen INT NOT NULL)",
+)
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The servers, ready, with empty tables."""
+
+    home: Path
+    mysql: MySQL
+    kafka: Kafka
+
+    @property
+    def url(self) -> str:
+        return self.mysql.url()
+
+    def sql(self, *statements: str) -> Any:
+        """Run statements in autocommit; returns the rows of the last one."""
+        with self.connect() as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            return cursor.fetchall()
+
+    def connect(self, **options: Any) -> pymysql.Connection[Any]:
+        return connect(self.mysql.port, **options)
+
+    def clear(self) -> None:
+        """Empty all tables and begin a new binlog file, so that a run reads its own only."""
+        self.sql(
+            *(f"TRUNCATE TABLE {table}" for table in (DEFAULT_TABLE, "orders", "visits")),
+            "FLUSH BINARY LOGS",
+        )
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Commits that are not durable, for as long as the body runs."""
+        self._set(_LOADING)
+        try:
+            yield
+        finally:
+            self._set(_MEASURING)
+
+    def _set(self, variables: dict[str, int]) -> None:
+        self.sql(*(f"SET GLOBAL {name} = {value}" for name, value in variables.items()))
+
+    def binlog_end(self) -> tuple[str, int]:
+        """File and offset."""
+        file, offset = self.sql("SHOW BINARY LOG STATUS")[0][:2]
+        return str(file), int(offset)
+
+    def create_topic(self, topic: str) -> None:
+        """A topic whose records carry the broker's time of append."""
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap, "log_level": 4})
+        new = NewTopic(
+            topic,
+            num_partitions=PARTITIONS,
+            config={"message.timestamp.type": "LogAppendTime"},
+        )
+        admin.create_topics([new], operation_timeout=15)[topic].result(timeout=20)
+
+    def arrivals(self, topic: str, expected: int) -> Arrivals:
+        """Everything in the topic, as a read_committed consumer sees it."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.kafka.bootstrap,
+                "group.id": f"bench-{os.getpid()}-{next(_numbers)}",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "earliest",
+            }
+        )
+        seen: set[object] = set()
+        times: list[int] = []
+        try:
+            consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
+            while messages := consumer.consume(10_000, timeout=1 if len(times) >= expected else 10):
+                for message in messages:
+                    if message.error() is None:
+                        seen.add(dict(message.headers() or [])["id"])
+                        times.append(message.timestamp()[1])
+        finally:
+            consumer.close()
+        return Arrivals(len(times), len(seen), min(times, default=0), max(times, default=0))
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """What a topic holds."""
+
+    records: int
+    distinct: int
+    first_ms: int
+    """When the broker appended the first record, milliseconds since 1970."""
+    last_ms: int
+
+
+def connect(port: int, **options: Any) -> pymysql.Connection[Any]:
+    """A connection to a benchmark's MySQL, in autocommit unless asked otherwise."""
+    arguments: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "port": port,
+        "user": "root",
+        "database": "shop",
+        "charset": "utf8mb4",
+        "autocommit": True,
+    }
+    return pymysql.connect(**{**arguments, **options})
+
+
+@contextmanager
+def place(*, kafka: bool) -> Iterator[Place]:
+    """Start the servers, Kafka only where it is needed; kill and remove them at the end."""
+    with tempfile.TemporaryDirectory(prefix="cdc-relay-bench-") as directory:
+        home = Path(directory)
+        made = Place(
+            home,
+            MySQL(home / "mysql", die_with_parent=True),
+            Kafka(home / "kafka", die_with_parent=True),
+        )
+        try:
+            made.mysql.start([f"--binlog-row-metadata={METADATA}"], wait=None)
+            if kafka:
+                made.kafka.start()
+            made.mysql.wait_ready()
+            made.sql(*_TABLES, *table_ddl())
+            yield made
+        finally:
+            made.kafka.kill()
+            made.mysql.kill()

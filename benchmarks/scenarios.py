@@ -1,0 +1,223 @@
+"""The measurements. Each takes a place and a plan and returns figures.
+
+What is compared runs in turns (A B A B) on the same rows, so that a busy minute of the machine
+meets all of them; ratios are taken within a turn.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from benchmarks import workload
+from benchmarks.figures import Figure
+from benchmarks.place import Place
+from benchmarks.reader import Job, Reader, Reading, read
+from benchmarks.relay import Process, Relay
+from cdc_relay.binlog.stream import inspect
+from dev.console import say
+
+_MIB: Final = 2**20
+# A row far behind all others: where it comes out of the log, everything before it was read.
+_LAST_ROW: Final = 1_000_000_000
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to measure."""
+
+    orders: int
+    runs: int
+    slice: int
+    """Orders that the stock library reads: its rate does not depend on how many."""
+
+
+def decode(place: Place, plan: Plan) -> list[Figure]:
+    """Rows per second of the decoders alone, nothing behind them."""
+    start = _backlog(place, "orders", plan.orders)
+    readings: dict[Reader, list[Reading]] = {"stock": [], "stock-tuned": [], "ours": []}
+    for turn in range(plan.runs):
+        for reader, done in readings.items():
+            rows = plan.orders if reader == "ours" else plan.slice
+            done.append(read(Job(reader, place.url, start, rows)))
+            say(f"decode {turn + 1}/{plan.runs}: {reader} {_per_second(done[-1].rate)}")
+    return _compared("decode", "rows", readings)
+
+
+def skip(place: Place, plan: Plan) -> list[Figure]:
+    """Events per second of traffic that is not ours, and of traffic with a row of ours among it."""
+    count = plan.orders
+    start = _backlog(place, "unrelated", plan.slice, end_row=_LAST_ROW)
+    workload.load(place, "unrelated", count - plan.slice, first=plan.slice + 1)
+    workload.load(place, "orders", 1, first=_LAST_ROW + 1)
+    readings: dict[Reader, list[Reading]] = {"stock": [], "stock-tuned": [], "ours": []}
+    for turn in range(plan.runs):
+        for reader, done in readings.items():
+            whole = reader == "ours"
+            events = workload.UNRELATED_EVENTS * (count if whole else plan.slice)
+            reading = read(Job(reader, place.url, start, 2 if whole else 1))
+            done.append(replace(reading, count=events))
+            say(f"skip {turn + 1}/{plan.runs}: {reader} {_per_second(done[-1].rate)}")
+    figures = _compared("skip: nothing of ours", "events", readings)
+
+    count = max(plan.orders // 5, 1)
+    start = _backlog(place, "mixed", count)
+    events = count * (
+        workload.ORDER_EVENTS + workload.UNRELATED_PER_ORDER * workload.UNRELATED_EVENTS
+    )
+    mixed: list[Reading] = []
+    for turn in range(plan.runs):
+        mixed.append(replace(read(Job("ours", place.url, start, count)), count=events))
+        say(f"skip {turn + 1}/{plan.runs}: one in ten ours {_per_second(mixed[-1].rate)}")
+    name = f"ours ({mixed[0].decoder})"
+    return figures + _rates("skip: one row in ten ours", name, "events", mixed)
+
+
+def relay(place: Place, plan: Plan) -> list[Figure]:
+    """The whole path: binlog to records that Kafka has acknowledged, marks and checkpoint."""
+    stock: list[Reading] = []
+    drains: dict[str, list[Drain]] = {"none": [], "update": []}
+    for turn in range(plan.runs):
+        relays = [_ready(place, mark) for mark in drains]
+        start = _backlog(place, "orders", plan.orders, clear=False)
+        rows = plan.slice
+        stock.append(read(Job("stock-tuned", place.url, start, rows)))
+        for one in relays:
+            drains[one.mark].append(_drain(one, plan.orders))
+            rate = _per_second(drains[one.mark][-1].rate)
+            say(f"relay {turn + 1}/{plan.runs}: mark={one.mark} {rate}")
+    figures = [Figure("relay", "stock-tuned, decoding only", "rows/s", [r.rate for r in stock])]
+    for mark, done in drains.items():
+        ratio = [drain.rate / reading.rate for drain, reading in zip(done, stock, strict=True)]
+        figures += [
+            Figure(f"relay, mark={mark}", name, unit, values)
+            for name, unit, values in (
+                ("first to last append in Kafka", "rows/s", [d.rate for d in done]),
+                ("the same / stock-tuned, decoding only", "×", ratio),
+                ("start of the process to its end", "s", [d.process.wall for d in done]),
+                ("start of the process to the first record", "s", [d.first for d in done]),
+                ("CPU of the process", "s per 10⁶ rows", [d.cpu_per_million for d in done]),
+                ("largest resident size", "MiB", [d.process.peak_rss / _MIB for d in done]),
+            )
+        ]
+    return figures
+
+
+def memory(place: Place, plan: Plan) -> list[Figure]:
+    """Resident size of the relay against the length of what it reads."""
+    figures = []
+    for kind, each in (
+        ("orders", workload.ORDER_EVENTS),
+        ("unrelated", workload.UNRELATED_EVENTS),
+    ):
+        for count in (max(plan.orders // 10, 1), plan.orders):
+            one = _ready(place, "none")
+            _backlog(place, kind, count, clear=False)
+            peak = one.run().peak_rss / _MIB
+            say(f"memory: {count} {kind} {peak:.1f} MiB")
+            figures.append(Figure("memory", f"{count * each:,} events, {kind}", "MiB", [peak]))
+    return figures
+
+
+SCENARIOS: Final[dict[str, Callable[[Place, Plan], list[Figure]]]] = {
+    "decode": decode,
+    "skip": skip,
+    "relay": relay,
+    "memory": memory,
+}
+NEED_KAFKA: Final = ("relay", "memory")
+
+
+@dataclass(frozen=True)
+class Drain:
+    """One backlog carried to Kafka."""
+
+    rows: int
+    seconds: float
+    """From the first append to the last."""
+    first: float
+    """Seconds from the start of the process to the first append."""
+    process: Process
+
+    @property
+    def rate(self) -> float:
+        return self.rows / self.seconds
+
+    @property
+    def cpu_per_million(self) -> float:
+        return self.process.cpu_seconds / self.rows * 1e6
+
+
+def _backlog(
+    place: Place, kind: str, count: int, *, clear: bool = True, end_row: int = 0
+) -> dict[str, Any]:
+    """Commit the transactions; returns the position before them."""
+    if clear:
+        place.clear()
+    with place.connect() as connection:
+        start = inspect(connection).position.to_json()
+    seconds = workload.load(place, kind, count)
+    if end_row:
+        workload.load(place, "orders", 1, first=end_row)
+    say(f"loaded {count} transactions ({kind}), {count / seconds:,.0f} a second")
+    return start
+
+
+def _ready(place: Place, mark: str) -> Relay:
+    """A new relay whose checkpoint lies at the present end of the binlog, its topic empty."""
+    place.clear()
+    one = Relay(place, f"bench-{next(_numbers)}-{mark}", mark)
+    place.create_topic(one.topic)
+    one.run()
+    return one
+
+
+def _drain(one: Relay, rows: int) -> Drain:
+    process = one.run()
+    found = one.place.arrivals(one.topic, rows)
+    if (found.records, found.distinct) != (rows, rows):
+        raise RuntimeError(
+            f"{rows} rows were committed; {found.records} records of {found.distinct} arrived"
+        )
+    seconds = max(found.last_ms - found.first_ms, 1) / 1000
+    return Drain(rows, seconds, (found.first_ms - process.start_ms) / 1000, process)
+
+
+def _compared(
+    scenario: str, what: str, readings: Mapping[Reader, Sequence[Reading]]
+) -> list[Figure]:
+    """Rates by the clock and by the process's CPU time, and ours over the others' in each turn."""
+    figures = [
+        figure
+        for reader, done in readings.items()
+        for figure in _rates(scenario, f"{reader} ({done[0].decoder})", what, done)
+    ]
+    ours = readings["ours"]
+    for reader, done in readings.items():
+        if reader != "ours":
+            pairs = list(zip(ours, done, strict=True))
+            figures += [
+                Figure(scenario, f"ours / {reader}", "×", [a.rate / b.rate for a, b in pairs]),
+                Figure(
+                    scenario,
+                    f"ours / {reader}, by CPU time",
+                    "×",
+                    [a.cpu_rate / b.cpu_rate for a, b in pairs],
+                ),
+            ]
+    return figures
+
+
+def _rates(scenario: str, name: str, what: str, done: Sequence[Reading]) -> list[Figure]:
+    return [
+        Figure(scenario, name, f"{what}/s", [r.rate for r in done]),
+        Figure(scenario, f"{name}, by CPU time", f"{what}/CPU s", [r.cpu_rate for r in done]),
+    ]
+
+
+def _per_second(rate: float) -> str:
+    return f"{rate:,.0f}/s"
