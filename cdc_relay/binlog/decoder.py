@@ -174,12 +174,18 @@ class Decoder:
         self._held: i64 = 0
         self._overflow = False
         self._xa_group = False
-        # The group that is known to be committed, so that its rows need not wait for its end.
-        self._known_group = ""
+        # A transaction too large to hold is read twice: once to learn its outcome, then, known to
+        # be committed, to give its rows out as they come.
+        self._expected = ""
+        self._expected_known = False
         self._known = False
-        self._skip: i64 = 0
+        self.done: i64 = 0
+        """Rows of the expected transaction that are not wanted again."""
+        self._count: i64 = 0
+        self.dropped: list[tuple[int, int]] = []
+        """Rows of the too large transaction that it rolled back to a savepoint, by number."""
         self.given: i64 = 0
-        """Rows of the open, known group that were given out already."""
+        """Rows of the open, known transaction that were given out already."""
         self._stamp = b""
         self.prepared: dict[str, tuple[int, ...]] = {}
         """Keys of rows in XA transactions that are prepared and not decided, by xid."""
@@ -200,15 +206,21 @@ class Decoder:
         """Things seen that may hide a row of ours, by kind, with their number."""
         self._in_payload = False
 
-    def begin(self, file: str, offset: int, group: str = "", done: int = 0) -> None:
-        """Say where the dump starts: a boundary. ``group`` is the next transaction if it is known
-        to be committed; ``done`` of its rows are not wanted again."""
-        self._known_group = group
-        self._skip = done
+    def begin(self, file: str, offset: int) -> None:
+        """Say where the dump starts: a boundary."""
         self.file = file
         self._offset = offset
         self.commit_file = file
         self.commit_offset = offset
+
+    def expect(self, group: str, done: int, dropped: list[tuple[int, int]] | None) -> None:
+        """Say that the transaction ``group`` comes next and that ``done`` of its rows are not
+        wanted again. ``dropped`` (rows it rolled back to a savepoint) where it was read before and
+        is known to be committed, else None."""
+        self._expected = group
+        self.done = done
+        self._expected_known = dropped is not None
+        self.dropped = dropped or []
 
     def take(self) -> list[OutboxEvent | UnreadRow]:
         """Return the committed rows and start a new list."""
@@ -281,6 +293,12 @@ class Decoder:
                 return pos
         return pos
 
+    def single(self, packet: bytes) -> int:
+        """Take one event that came in several packets (its status byte first); ``stopped``."""
+        self.stopped = NOTHING
+        self.event(packet, 1, len(packet))
+        return int(self.stopped)
+
     def begin_payload(self, place: int) -> None:
         """The events that follow come out of a compressed transaction: without checksums, and
         without places of their own; it ends at ``place`` (the header's 32 bits)."""
@@ -347,7 +365,7 @@ class Decoder:
                 self._tag = ""
                 self._gno = _u64(buf, body + 17)
                 self._stamp = buf[body + 42 : body + 49]
-                if self._known_group:
+                if self._expected:
                     self._recognise()
             elif kind in _PASSED:
                 pass
@@ -382,8 +400,6 @@ class Decoder:
             given: i64 = _u32(buf, end)
             if zlib.crc32(buf[start:end]) != given:
                 raise ValueError("the checksum does not match: the event is damaged")
-        if self._overflow:
-            return
         pos: i64 = body + 8
         if kind in (WRITE_ROWS, MARIA_WRITE_ROWS_COMPRESSED):
             pos += _u16(buf, pos)  # extra data; its length counts itself
@@ -391,12 +407,16 @@ class Decoder:
             buf = _unpacked(buf, pos, end)
             pos = 0
             end = len(buf)
+        before: i64 = len(self._open)
         if layout.proved:
             decode_rows(buf, pos, end, layout, self._open)
         else:
             self._open += self._resolver.doubtful(layout, buf, pos, end)
+        self._count += len(self._open) - before
         self._held += end - pos
-        if self._held > self._hold_bytes:
+        if self._overflow:
+            self._open = []
+        elif self._held > self._hold_bytes:
             self._too_large()
 
     def _too_large(self) -> None:
@@ -418,22 +438,23 @@ class Decoder:
 
     def _give(self) -> None:
         """Give out the open rows of a transaction that is known to be committed."""
-        count: i64 = len(self._open)
-        if self._skip >= count:
-            self._skip -= count
-        else:
-            if self._skip:
-                del self._open[: self._skip]
-                self._skip = 0
-            self.rows += self._open
-        self.given += count
+        number: i64 = self.given
+        for row in self._open:
+            if number >= self.done and not self._is_dropped(number):
+                self.rows.append(row)
+            number += 1
+        self.given = number
         self._open = []
+
+    def _is_dropped(self, number: i64) -> bool:
+        return any(first <= number < stop for first, stop in self.dropped)
 
     # --- transactions --------------------------------------------------------------------------
 
     def _begin_group(self) -> None:
         self._open = []
         self._held = 0
+        self._count = 0
         self._in_transaction = False
         self._xa_group = False
         self._maria = None
@@ -441,11 +462,15 @@ class Decoder:
             self._savepoints = {}
 
     def _recognise(self) -> None:
-        """Whether the group that begins is the one that is known to be committed."""
-        self._known = self.open_group() == self._known_group
-        if not self._known:
-            self._skip = 0
-        self._known_group = ""
+        """Whether the transaction that begins is the expected one. Where some of its rows are done
+        and its outcome was not read in this run, it is only walked through this time."""
+        if self.open_group() == self._expected:
+            self._known = self._expected_known
+            self._overflow = not self._known and self.done > 0
+        else:
+            self.done = 0
+            self.dropped = []
+        self._expected = ""
 
     def _commit(self) -> None:
         if self._overflow:
@@ -460,10 +485,13 @@ class Decoder:
 
     def _boundary(self) -> None:
         """The group is over, whatever its outcome: move the position behind it."""
-        self._known = False
-        self._overflow = False
+        if self._known or self._overflow:
+            self._known = False
+            self._overflow = False
+            self.done = 0
+            self.given = 0
+            self.dropped = []
         self._held = 0
-        self.given = 0
         if self._gno:
             if (
                 self._gno == self._run_stop
@@ -511,6 +539,7 @@ class Decoder:
         if text == b"BEGIN":
             self._open = []
             self._held = 0
+            self._count = 0
             self._in_transaction = True
             return
         if text == b"COMMIT":
@@ -524,7 +553,7 @@ class Decoder:
                 self._open = []
                 self._boundary()
         elif word.startswith(b"SAVEPOINT"):
-            self._savepoints[text[9:].strip()] = len(self._open)
+            self._savepoints[text[9:].strip()] = self._count
         elif word.startswith(b"XA "):
             self._xa(text)
         else:
@@ -540,13 +569,18 @@ class Decoder:
                 self._boundary()
 
     def _rollback_to(self, name: bytes) -> None:
-        if self._overflow or self._known:
-            # Some of the rows to drop are not held any more: tell the caller, who cannot go on.
-            raise ValueError("ROLLBACK TO SAVEPOINT in a transaction too large to hold")
         name = name.removeprefix(b"SAVEPOINT").strip()
         if name not in self._savepoints:
             raise ValueError(f"ROLLBACK TO an unknown savepoint {name!r}")
-        del self._open[self._savepoints[name] :]
+        if self._known:
+            return  # the first reading has noted which rows were dropped
+        first: i64 = self._savepoints[name]
+        self.dropped.append((first, self._count))
+        # Some of the rows may not be held any more.
+        del self._open[max(0, len(self._open) - (self._count - first)) :]
+        if not self._overflow:
+            self._count = first
+            self.dropped.pop()
 
     def _notice(self, kind: str) -> None:
         self.notices[kind] = self.notices.get(kind, 0) + 1
@@ -560,7 +594,7 @@ class Decoder:
         self._in_transaction = flags & 1 == 0
         self._xa_group = flags & 64 != 0
         self._stamp = b""
-        if self._known_group:
+        if self._expected:
             self._recognise()
 
     # --- XA ------------------------------------------------------------------------------------
@@ -628,12 +662,12 @@ class Decoder:
             self._begin_group()
             self._gno = 0
             self._stamp = buf[body + 42 : body + 49]
-            if self._known_group:
+            if self._expected:
                 self._recognise()
         elif kind == GTID_TAGGED:
             self._begin_group()
             self._tagged_gtid(buf, body, end)
-            if self._known_group:
+            if self._expected:
                 self._recognise()
         elif kind in (MARIA_WRITE_ROWS_COMPRESSED_V1, MARIA_WRITE_ROWS_COMPRESSED):
             layout = self._tables.get(_u32(buf, body) | _u16(buf, body + 4) << 32)

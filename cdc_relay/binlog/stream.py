@@ -145,7 +145,7 @@ class BinlogSource:
         self.last_packet = time.monotonic()
         """When the server was last heard of (``time.monotonic``)."""
         self.reconnects = 0
-        self._reread = ""
+        self._again: tuple[Position, list[tuple[int, int]]] | None = None
 
     # --- the schema and the server ---------------------------------------------------------------
 
@@ -203,10 +203,9 @@ class BinlogSource:
                     yield batch
                 if self._stopped.is_set():
                     return
-                if self._reread:
+                if self._again is not None:
+                    position = self._again[0]
                     log.info("a large transaction is read again, now that it is committed")
-                    position = position.inside(self._reread, 0)
-                    self._reread = ""
                     continue
                 reason = "the server ended the stream"
             except SourceUnavailableError as error:
@@ -236,8 +235,11 @@ class BinlogSource:
                 maria,
             )
             decoder.prepared = dict(start.prepared)
-            group, done = start.partial or ("", 0)
-            decoder.begin(start.file, start.offset, group, done)
+            decoder.begin(start.file, start.offset)
+            if start.partial is not None:
+                known = self._again is not None and self._again[0] == start
+                decoder.expect(*start.partial, self._again[1] if known and self._again else None)
+            self._again = None
             with _unavailable():
                 self._start(connection, server, start, gtids, maria)
             log.info("streaming", position=str(start), server=server.version)
@@ -341,9 +343,9 @@ class BinlogSource:
                 stopped = decoder.stopped
                 if stopped == STATUS:
                     self._status(packets.whole())
-                elif stopped == PAYLOAD or (
-                    stopped == SPANNING and packets.kind() == TRANSACTION_PAYLOAD
-                ):
+                elif stopped == SPANNING and packets.kind() != TRANSACTION_PAYLOAD:
+                    stopped = decoder.single(packets.whole())
+                elif stopped in (PAYLOAD, SPANNING):
                     yield from self._payload(packets, decoder, base)
                     stopped = decoder.stopped
                 if decoder.rows or (
@@ -352,7 +354,9 @@ class BinlogSource:
                     yield self._batch(decoder, base)
                     last_given = time.monotonic()
                 if stopped == REREAD:
-                    self._reread = decoder.open_group()
+                    place = self._position(decoder, base)
+                    group = place.inside(decoder.open_group(), int(decoder.done))
+                    self._again = (group, list(decoder.dropped))
                     return
                 if stopped == NOTHING and not packets.has_whole():
                     break
@@ -387,11 +391,16 @@ class BinlogSource:
                 _report(notice, int(count), decoder.where())
             decoder.notices.clear()
         rows = decoder.take()
-        position = base.at(decoder.commit_file, int(decoder.commit_offset), decoder.gtid_text())
-        position = position.with_prepared(decoder.prepared)
+        position = self._position(decoder, base)
         if decoder.given:
             position = position.inside(decoder.open_group(), int(decoder.given))
         return Batch(rows, position, decoder.time())
+
+    @staticmethod
+    def _position(decoder: Decoder, base: Position) -> Position:
+        """The last boundary."""
+        position = base.at(decoder.commit_file, int(decoder.commit_offset), decoder.gtid_text())
+        return position.with_prepared(decoder.prepared)
 
     def _receive(self, sock: socket.socket) -> bytes:
         try:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 from sqlalchemy import Connection, MetaData
+from sqlalchemy.exc import DBAPIError
 
 from cdc_relay.cli.options import DATABASE, LOGGING, settings_options
 from cdc_relay.config import Settings
 from cdc_relay.database import TableShape, database_errors, describe_table, engine
 from cdc_relay.outbox import outbox_table, table_ddl
+
+_DUPLICATE_KEY_NAME: Final = 1061
 
 
 @click.command("init")
@@ -36,7 +41,7 @@ def _init(connection: Connection, settings: Settings) -> None:
     is_empty = bool(missing) and _is_empty(connection, shape)
     if is_empty:
         for statement in missing:
-            connection.exec_driver_sql(statement)
+            _create_index(connection, statement)
     if not existed:
         click.echo(f"created table {name}")
     elif not missing:
@@ -58,6 +63,14 @@ def _missing_indexes(shape: TableShape, table: str, statements: list[str]) -> li
         for index, statement in zip(ours, statements, strict=True)
         if not shape.force_index(*(column.name for column in index.columns))
     ]
+
+
+def _create_index(connection: Connection, statement: str) -> None:
+    try:
+        connection.exec_driver_sql(statement)
+    except DBAPIError as error:
+        if error.orig is None or error.orig.args[:1] != (_DUPLICATE_KEY_NAME,):
+            raise  # otherwise another init was faster
 
 
 def _exists(connection: Connection, settings: Settings) -> bool:
