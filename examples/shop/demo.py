@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import fcntl
 import json
+import math
 import os
 import secrets
 import shlex
@@ -46,6 +47,7 @@ from examples.shop.report import Figures, table
 
 PARTITIONS: Final = 12
 _CHECKOUT: Final = Path(__file__).resolve().parents[2]
+_LEAST_RELAY_KILLS: Final = 2
 _IDLE_S: Final = 30.0
 """Events that have not moved for so long will not come."""
 
@@ -215,8 +217,9 @@ class Demo:
         self._naive = Office("naive", crew, place, plan)
         self._quiet_ns = (0, 0)
         self._relay: Member | None = None
-        self._relay_starts = 0
+        self._relay_kills = 0
         self._delivered_at_start = 0
+        self._delivers_since = math.inf
         self._relay_due = 0.0
 
     def run(self) -> tuple[Figures, Figures]:
@@ -261,7 +264,6 @@ class Demo:
         self._relay = self._crew.start(
             "relay", [_cdc_relay(), "start"], env=self._place.environment()
         )
-        self._relay_starts += 1
         self._delivered_at_start = self._outbox_ledger.distinct
 
     def _await_relay(self) -> None:
@@ -316,17 +318,14 @@ class Demo:
         asked = 0.0
         while unlogged or kills or not all(office.finished() for office in offices):
             self._tend_relay()
+            self._relay_delivered_for(0)
             if time.monotonic() - asked < 0.1:
                 time.sleep(0.02)
                 continue
             done = max(self._show()) / plan.orders
             asked = time.monotonic()
             everyone_left = all(office.finished() for office in offices)
-            # A relay that has not delivered since its last start has nothing to lose: let it.
-            at_work = (
-                self._relay is not None and self._outbox_ledger.distinct > self._delivered_at_start
-            )
-            if kills and ((done >= kills[0].at and at_work) or everyone_left):
+            if kills and (done >= kills[0].at or everyone_left):
                 self._kill(kills.pop(0))
             if unlogged and (done >= plan.unlogged_at or everyone_left):
                 unlogged = False
@@ -335,20 +334,34 @@ class Demo:
                 self._stage.say(f"{plan.unlogged.orders} orders written with sql_log_bin = 0")
 
     def _kill(self, kill: Kill) -> None:
+        relay = self._relay if self._relay_delivered_for(kill.patience_s) else None
         # All signals before any wait: the same moment for the relay and both shops.
-        if self._relay is not None:
-            self._relay.process.kill()
+        if relay is not None:
+            relay.process.kill()
         tasks = [(office, office.kill(kill.clerks)) for office in (self._outbox, self._naive)]
-        if self._relay is not None:
-            self._relay.kill()
-        self._relay = None
-        self._relay_due = time.monotonic() + kill.silence_s
-        killed = sum(len(some) for _, some in tasks)
-        clerks = f" and {killed} clerks, half of them in each shop" if killed else ""
-        self._stage.say(f"[red]kill -9[/red] the relay{clerks}; all come back")
+        killed = [f"{len(some)} clerks ({office.title})" for office, some in tasks if some]
+        if relay is not None:
+            self._bury_relay(relay, kill.silence_s)
+            killed.insert(0, "the relay")
+        if killed:
+            self._stage.say(f"[red]kill -9[/red] {', '.join(killed)}; all come back")
         for office, some in tasks:
             for task in some:
                 office.hire(task)
+
+    def _bury_relay(self, relay: Member, silence_s: float) -> None:
+        relay.kill()
+        self._relay_kills += 1
+        self._relay = None
+        self._relay_due = time.monotonic() + silence_s
+
+    def _relay_delivered_for(self, seconds: float) -> bool:
+        """Tell whether the relay's first delivery since its start is so long ago."""
+        if self._relay is None or self._outbox_ledger.distinct <= self._delivered_at_start:
+            self._delivers_since = math.inf
+        elif self._delivers_since == math.inf:
+            self._delivers_since = time.monotonic()
+        return time.monotonic() - self._delivers_since >= seconds
 
     def _tend_relay(self) -> None:
         if self._relay is None:
@@ -361,6 +374,12 @@ class Demo:
             )
 
     def _drain(self) -> None:
+        # Two kills at least, whatever the moments of the plan were.
+        while self._relay_kills < _LEAST_RELAY_KILLS:
+            self._tend_relay_until_back()
+            assert self._relay is not None
+            self._bury_relay(self._relay, 0.5)
+            self._stage.say("[red]kill -9[/red] the relay")
         self._tend_relay_until_back()
         logged = self._outbox.committed() - self._plan.unlogged.orders
         self._stage.say("all orders are committed; waiting for the events under way")
@@ -399,8 +418,8 @@ class Demo:
         if code != 0:
             raise DemoError(f"the relay ended with {code} on SIGTERM:\n{self._relay.log_end()}")
         self._stage.say(
-            f"relay stopped by SIGTERM in {time.monotonic() - began:.1f} s; it was started "
-            f"{self._relay_starts} times"
+            f"relay stopped by SIGTERM in {time.monotonic() - began:.1f} s; it had been killed "
+            f"{self._relay_kills} times"
         )
 
     # -- helpers

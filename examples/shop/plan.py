@@ -27,11 +27,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Kill:
-    """One moment of kill -9: the relay and some clerks, the same ones in both shops."""
+    """One moment of kill -9: some clerks, the same ones in both shops, and the relay."""
 
     at: float
     """Share of all orders that is committed by then."""
     clerks: tuple[int, ...]
+    patience_s: float
+    """The relay is spared when it has not delivered for so long since its last start: killed
+    again and again on the same rows, it would only show how often one can send them."""
     silence_s: float
     """How long the relay stays dead."""
 
@@ -93,6 +96,7 @@ class Plan:
                     clerks=tuple(
                         sorted(dice.sample(range(CLERKS), dice.choice((CLERKS - 1, CLERKS))))
                     ),
+                    patience_s=dice.uniform(0.1, 1.5),
                     silence_s=dice.uniform(0.3, 1.2),
                 )
                 for moment in moments
