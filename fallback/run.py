@@ -45,7 +45,7 @@ def run(settings: Settings, *, loop: bool = False) -> Summary:
             compensator = Compensator(
                 Store(database, shape, max_tries=settings.max_tries),
                 Router(settings.topic, shape.payload_kind),
-                lambda: KafkaSink(settings, f"cdc-relay.{settings.name}.compensator"),
+                lambda: _open_sink(settings),
                 older_than_s=settings.older_than,
                 batch=settings.batch,
                 send_timeout_s=settings.send_timeout,
@@ -63,6 +63,14 @@ def run(settings: Settings, *, loop: bool = False) -> Summary:
         database.dispose()
     summary.seconds = time.monotonic() - started
     return summary
+
+
+def _open_sink(settings: Settings) -> KafkaSink:
+    # A wave is queued in one go and then waited for: lingering for more would only cost time.
+    kafka = {"linger.ms": "1", **settings.kafka}
+    return KafkaSink(
+        settings.model_copy(update={"kafka": kafka}), f"cdc-relay-{settings.name}-compensator"
+    )
 
 
 def _run_passes(compensator: Compensator, stop: threading.Event) -> None:
