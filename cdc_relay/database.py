@@ -204,6 +204,13 @@ def database_errors(url: URL) -> Iterator[None]:
         raise explain(error, url) from error
 
 
+@contextmanager
+def connected(pool: Engine) -> Iterator[Connection]:
+    """Lend a connection of ``pool``; errors, that of connecting included, as above."""
+    with database_errors(pool.url), pool.connect() as connection:
+        yield connection
+
+
 def explain(error: Exception, url: URL) -> SourceError:
     """Return the error of the tree that says what ``error`` (of SQLAlchemy, of PyMySQL or of the
     socket) means for a user."""

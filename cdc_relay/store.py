@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from sqlalchemy import Engine
 
-from cdc_relay.database import TableShape, database_errors, retry_locked
+from cdc_relay.database import TableShape, connected, database_errors, retry_locked
 from cdc_relay.outbox import DEAD, PENDING, SENT, OutboxEvent
 
 # Waiting times after the first, second, … failure; the last one repeats.
@@ -262,7 +262,7 @@ class Store:
         return reason[: min(column.characters, _REASON_CHARACTERS)]
 
     def _read(self, sql: str, parameters: tuple[object, ...] = ()) -> list[Any]:
-        with database_errors(self._engine.url), self._engine.connect() as connection:
+        with connected(self._engine) as connection:
             return list(connection.exec_driver_sql(sql, parameters).all())
 
     def _update(self, sql: str, parameters: tuple[object, ...]) -> int:

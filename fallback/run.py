@@ -13,7 +13,7 @@ from typing import Any, Final
 import structlog
 
 from cdc_relay.config import Settings
-from cdc_relay.database import database_errors, describe_table, engine
+from cdc_relay.database import connected, describe_table, engine
 from cdc_relay.errors import CdcRelayError, SinkUnavailableError, SourceUnavailableError
 from cdc_relay.kafka.sink import KafkaSink
 from cdc_relay.router import Router
@@ -40,7 +40,7 @@ def run(settings: Settings, *, loop: bool = False) -> Summary:
     summary = Summary()
     try:
         with _stop_on_signal() as stop:
-            with database_errors(database.url), database.connect() as connection:
+            with connected(database) as connection:
                 shape = describe_table(connection, settings)
             compensator = Compensator(
                 Store(database, shape, max_tries=settings.max_tries),

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from cdc_relay.cli.options import DATABASE, LOGGING, settings_options
 from cdc_relay.config import Settings
-from cdc_relay.database import TableShape, database_errors, describe_table, engine
+from cdc_relay.database import TableShape, connected, describe_table, engine
 from cdc_relay.outbox import outbox_table, table_ddl
 
 _DUPLICATE_KEY_NAME: Final = 1061
@@ -23,7 +23,7 @@ def command(settings: Settings) -> None:
     changed, except that an empty one gets the indexes it lacks."""
     pool = engine(settings)
     try:
-        with database_errors(pool.url), pool.connect() as connection:
+        with connected(pool) as connection:
             _init(connection, settings)
     finally:
         pool.dispose()

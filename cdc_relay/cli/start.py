@@ -13,7 +13,7 @@ import structlog
 from cdc_relay.binlog.stream import BinlogSource, Server, default_server_id
 from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
 from cdc_relay.config import Settings
-from cdc_relay.database import TableShape, connect_arguments, describe_table, engine
+from cdc_relay.database import TableShape, connect_arguments, connected, describe_table, engine
 from cdc_relay.errors import ConfigError, PositionLostError
 from cdc_relay.kafka import checkpoints
 from cdc_relay.kafka.checkpoints import Checkpoint
@@ -51,7 +51,7 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
     _refuse_unavailable(settings)
     pool = engine(settings)
     try:
-        with pool.connect() as connection:
+        with connected(pool) as connection:
             check_server(connection)
             shape = describe_table(connection, settings)
         store = Store(pool, shape, max_tries=settings.max_tries)

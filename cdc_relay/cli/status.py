@@ -10,7 +10,7 @@ import click
 
 from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
 from cdc_relay.config import Settings
-from cdc_relay.database import database_errors, describe_table, engine
+from cdc_relay.database import connected, describe_table, engine
 from cdc_relay.errors import SinkError
 from cdc_relay.store import Counts, Store
 
@@ -46,7 +46,7 @@ def command(settings: Settings, as_json: bool) -> None:
 def _counts(settings: Settings) -> Counts:
     pool = engine(settings)
     try:
-        with database_errors(pool.url), pool.connect() as connection:
+        with connected(pool) as connection:
             shape = describe_table(connection, settings)
         return Store(pool, shape).counts()
     finally:
