@@ -9,6 +9,8 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Compiled when the package is installed; a change builds them again.
+HOT := $(addprefix cdc_relay/binlog/,jsonb.py values.py rows.py decoder.py)
 # What ruff looks at; mypy's list is in pyproject.toml.
 CODE := .
 
@@ -55,7 +57,7 @@ down: python  ## stop the development servers
 venv: $(VENV)/.stamp  ## the virtual environment, remade when pyproject.toml changed
 
 # The stamp is written last, so an interrupted install is done again.
-$(VENV)/.stamp: pyproject.toml | python
+$(VENV)/.stamp: pyproject.toml setup.py $(HOT) | python
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	    if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	        echo "installing python3-venv (this Python has no ensurepip)"; \

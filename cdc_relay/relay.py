@@ -38,6 +38,7 @@ _CHECKPOINT_PAUSE_S: Final = 0.2
 _REOPEN_PAUSE_S: Final = 5.0
 _PROGRESS_PAUSE_S: Final = 10.0
 _MARK_ROWS: Final = 2000
+_SLICE_ROWS: Final = 5000
 # A row comes out of the log a moment before its own transaction becomes visible to SELECT.
 _VISIBLE_WITHIN_S: Final = 5.0
 
@@ -72,7 +73,8 @@ class Counters:
 class _InFlight:
     """A batch whose records are with Kafka."""
 
-    position: Position
+    position: Position | None
+    """The boundary behind it; None where the batch goes on."""
     events: Sequence[OutboxEvent]
     delivery: Delivery
 
@@ -183,12 +185,18 @@ class Relay:
         return item
 
     def _send(self, batch: Batch) -> None:
+        last = max(0, len(batch.rows) - 1) // _SLICE_ROWS * _SLICE_ROWS
+        for start in range(0, last + 1, _SLICE_ROWS):
+            rows = batch.rows[start : start + _SLICE_ROWS]
+            # Only the last slice stands at a boundary.
+            self._send_rows(rows, batch.position if start == last else None)
+
+    def _send_rows(
+        self, rows: Sequence[OutboxEvent | UnreadRow], position: Position | None
+    ) -> None:
         events: list[OutboxEvent] = []
         records: list[Record] = []
-        for row in batch.rows:
-            event = row if isinstance(row, OutboxEvent) else self._read_back(row)
-            if event is None:
-                continue
+        for event in self._events(rows):
             self.counters.received += 1
             if self._closed and (event.aggregate_type, event.aggregate_id) in self._closed:
                 self.counters.held += 1
@@ -200,7 +208,7 @@ class Relay:
                 self._park(event, str(error))
         delivery = self._sink.send(records)
         self._rows_in_flight += len(events)
-        self._in_flight.append(_InFlight(batch.position, events, delivery))
+        self._in_flight.append(_InFlight(position, events, delivery))
 
     def _settle(self) -> None:
         """Take what is acknowledged, oldest first: only then may the position move."""
@@ -218,7 +226,7 @@ class Relay:
             self.counters.sent += len(sent)
             if self._settings.mark == "update":
                 self._marker.owe(sent)
-            self._position = done.position
+            self._position = done.position or self._position
 
     def _save(self, *, force: bool = False) -> None:
         """Write a checkpoint when something moved, not more often than every 200 ms."""
@@ -300,23 +308,38 @@ class Relay:
             self._patiently(lambda: self._store.mark_sent(owed))
         log.info("marks of the last run healed", owed=len(start.owed), marked=len(owed))
 
-    def _read_back(self, row: UnreadRow) -> OutboxEvent | None:
-        """The event of a row that the log alone could not give."""
+    def _events(self, rows: Sequence[OutboxEvent | UnreadRow]) -> Iterator[OutboxEvent]:
+        """The events of ``rows`` in their order; those that the log alone could not give are read
+        back together."""
+        unread = {row.id: row.reason for row in rows if isinstance(row, UnreadRow)}
+        found = self._read_back(unread) if unread else {}
+        for row in rows:
+            event = row if isinstance(row, OutboxEvent) else found.get(row.id)
+            if event is not None:
+                yield event
+
+    def _read_back(self, unread: dict[int, str]) -> dict[int, OutboxEvent]:
+        found: dict[int, OutboxEvent] = {}
         deadline = time.monotonic() + _VISIBLE_WITHIN_S
         while True:
-            found = self._patiently(lambda: self._store.events([row.id]))
-            if found:
-                return found[0].event
-            if time.monotonic() >= deadline or self._stopping.is_set():
+            missing = [row_id for row_id in unread if row_id not in found]
+            for pending in self._patiently(lambda ids=missing: self._store.events(ids)):  # type: ignore[misc]
+                found[pending.event.id] = pending.event
+            if len(found) == len(unread) or time.monotonic() >= deadline:
+                break
+            if self._stopping.is_set():
                 break
             time.sleep(0.02)
-        self.counters.gone += 1
-        log.error(
-            "a row could not be read back: it is gone or no longer pending",
-            id=row.id,
-            reason=row.reason,
-        )
-        return None
+        gone = [row_id for row_id in unread if row_id not in found]
+        self.counters.gone += len(gone)
+        for row_id in gone[:10]:
+            log.error(
+                "a row could not be read back: it is gone or no longer pending",
+                id=row_id,
+                reason=unread[row_id],
+                more=len(gone) - 1,
+            )
+        return found
 
     def _park(self, event: OutboxEvent, reason: str) -> None:
         """Close the event's aggregate and put the row on the ladder; the compensator sends it."""
