@@ -45,11 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(shop: Shop, arguments: argparse.Namespace, placed: int) -> None:
     dice = random.Random(f"{arguments.seed} {arguments.first} {placed}")
-    # Somewhere within the first interval, or all clerks would do each step at the same instant.
-    start = time.monotonic() + dice.random() / arguments.rate
+    start = time.monotonic()
+    if arguments.rate:
+        # Somewhere within the first interval, or all clerks would act at the same instants.
+        start += dice.random() / arguments.rate
     first = placed
     while placed < arguments.orders:
-        if placed < arguments.paced:
+        if arguments.rate:
             # By the clock, not by the last answer: a slow moment is caught up, not hidden.
             due = start + (placed - first) / arguments.rate
             time.sleep(max(0.0, due - time.monotonic()))
@@ -79,8 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, required=True, help="first customer")
     parser.add_argument("--last", type=int, required=True, help="last customer")
     parser.add_argument("--orders", type=int, required=True, help="orders of these customers")
-    parser.add_argument("--paced", type=int, default=0, help="so many of them at --rate")
-    parser.add_argument("--rate", type=float, default=50.0, help="orders per second")
+    parser.add_argument("--rate", type=float, default=0.0, help="orders per second; 0: flat out")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--unlogged", action="store_true", help="write with the binlog off")
     parser.add_argument("--wait", action="store_true", help="say ready, start on a line of stdin")

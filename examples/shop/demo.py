@@ -42,7 +42,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from examples.shop.crew import Crew, DemoError, Member, undisturbed
 from examples.shop.ledger import Book
 from examples.shop.model import Base, Customer, Order, outbox_events
-from examples.shop.plan import CLERKS, QUIET_RATE, Kill, Plan, Task
+from examples.shop.plan import CALM_RATE, Kill, Plan, Task
 from examples.shop.report import Figures, table
 
 PARTITIONS: Final = 12
@@ -174,8 +174,7 @@ class Office:
         """Start the clerk of a task; it does what is left of it."""
         argv = [sys.executable, "-m", "examples.shop.clerk", *self._options]
         argv += ["--first", str(task.first), "--last", str(task.last)]
-        argv += ["--orders", str(task.orders), "--paced", str(task.paced)]
-        argv += ["--rate", str(QUIET_RATE / CLERKS)]
+        argv += ["--orders", str(task.orders), "--rate", str(task.rate)]
         argv += ["--unlogged"] * task.unlogged + ["--wait"] * wait
         member = self._crew.start(f"{self.title} clerk {task.first}", argv, talks=wait)
         self._clerks[task] = member
@@ -183,8 +182,8 @@ class Office:
 
     def kill(self, numbers: Sequence[int]) -> list[Task]:
         """kill -9 the clerks that are still at work, all before waiting; return their tasks."""
-        tasks = [self._plan.tasks[number] for number in numbers]
-        tasks = [task for task in tasks if self._clerks[task].running]
+        storm = [self._plan.storm[number] for number in numbers]
+        tasks = [task for task in storm if self._clerks[task].running]
         for task in tasks:
             self._clerks[task].process.kill()
         for task in tasks:
@@ -215,7 +214,7 @@ class Demo:
         self._folder = folder
         self._outbox = Office("outbox", crew, place, plan)
         self._naive = Office("naive", crew, place, plan)
-        self._quiet_ns = (0, 0)
+        self._calm_ns = (0, 0)
         self._relay: Member | None = None
         self._relay_kills = 0
         self._delivered_at_start = 0
@@ -230,14 +229,15 @@ class Demo:
         with self._stage.bars(self._plan.orders):
             self._await_relay()
             self._warm_up()
-            self._serve()
+            self._storm()
+            self._calm()
             self._drain()
             self._compensate()
             self._stop_relay()
         books = self._outbox_ledger.close(), self._naive_ledger.close()
         return (
-            Figures.of(self._outbox.order_ids(), books[0], self._quiet_ns),
-            Figures.of(self._naive.order_ids(), books[1], self._quiet_ns),
+            Figures.of(self._outbox.order_ids(), books[0], self._calm_ns),
+            Figures.of(self._naive.order_ids(), books[1], self._calm_ns),
         )
 
     # -- the parts, in the order in which they happen
@@ -298,25 +298,17 @@ class Demo:
             f"first {orders} orders in both topics after {time.monotonic() - started:.1f} s"
         )
 
-    def _serve(self) -> None:
-        """All orders, with the kills of the plan."""
+    def _storm(self) -> None:
+        """Most of the orders, as fast as they go, with the kills of the plan."""
         plan = self._plan
         offices = (self._outbox, self._naive)
-        clerks = [office.hire(task, wait=True) for task in plan.tasks for office in offices]
-        for clerk in clerks:
-            _await_ready(clerk)
-        for clerk in clerks:
-            _send_line(clerk)
-        begin = time.monotonic_ns()
-        self._quiet_ns = (begin, begin + int(plan.quiet_s * 1e9))
-        self._stage.say(
-            f"{len(clerks)} clerks at work, {plan.quiet_s:.0f} s at {QUIET_RATE:g} orders/s per "
-            f"shop, then flat out"
-        )
+        self._open_the_doors(plan.storm)
+        self._stage.say(f"{len(plan.storm)} clerks in each shop at work, flat out")
         kills = list(plan.kills)
         unlogged = plan.unlogged.orders > 0
         asked = 0.0
-        while unlogged or kills or not all(office.finished() for office in offices):
+        everyone_left = False
+        while unlogged or kills or not everyone_left:
             self._tend_relay()
             self._relay_delivered_for(0)
             if time.monotonic() - asked < 0.1:
@@ -332,6 +324,31 @@ class Demo:
                 for office in offices:
                     office.hire(plan.unlogged)
                 self._stage.say(f"{plan.unlogged.orders} orders written with sql_log_bin = 0")
+        # Two kills of the relay at least, whatever the moments of the plan were.
+        while self._relay_kills < _LEAST_RELAY_KILLS:
+            self._bury_relay(self._relay_back(), 0.5)
+            self._stage.say("[red]kill -9[/red] the relay; it comes back")
+
+    def _calm(self) -> None:
+        """The rest of the orders at a steady rate, nobody killed: latency is measured here."""
+        self._catch_up()
+        begin = self._open_the_doors(self._plan.calm)
+        self._calm_ns = (begin, begin + int(self._plan.calm_s * 1e9))
+        self._stage.say(f"calm: {CALM_RATE:g} orders/s in each shop, nobody is killed")
+        while not all(office.finished() for office in (self._outbox, self._naive)):
+            self._tend_relay()
+            self._show()
+            time.sleep(0.25)
+
+    def _open_the_doors(self, tasks: Sequence[Task]) -> int:
+        """Start clerks in both shops, all at one moment; return it, in CLOCK_MONOTONIC ns."""
+        offices = (self._outbox, self._naive)
+        clerks = [office.hire(task, wait=True) for task in tasks for office in offices]
+        for clerk in clerks:
+            _await_ready(clerk)
+        for clerk in clerks:
+            _send_line(clerk)
+        return time.monotonic_ns()
 
     def _kill(self, kill: Kill) -> None:
         relay = self._relay if self._relay_delivered_for(kill.patience_s) else None
@@ -373,17 +390,15 @@ class Demo:
                 f"{self._relay.log_end()}"
             )
 
-    def _drain(self) -> None:
-        # Two kills at least, whatever the moments of the plan were.
-        while self._relay_kills < _LEAST_RELAY_KILLS:
-            self._tend_relay_until_back()
-            assert self._relay is not None
-            self._bury_relay(self._relay, 0.5)
-            self._stage.say("[red]kill -9[/red] the relay")
-        self._tend_relay_until_back()
+    def _catch_up(self) -> None:
+        """Wait for all events that are under way."""
+        self._relay_back()
         logged = self._outbox.committed() - self._plan.unlogged.orders
-        self._stage.say("all orders are committed; waiting for the events under way")
         self._wait_for_events(lambda: self._outbox_ledger.distinct >= logged, "outbox")
+
+    def _drain(self) -> None:
+        self._stage.say("all orders are committed; waiting for the events under way")
+        self._catch_up()
         self._wait_for_events(lambda: False, "naive", idle_s=3)
         with contextlib.suppress(DemoError):
             # Marks follow the events; the compensator copes with those that are still owed.
@@ -391,10 +406,12 @@ class Demo:
                 "the marks", lambda: self._pending() <= self._plan.unlogged.orders, timeout=15
             )
 
-    def _tend_relay_until_back(self) -> None:
+    def _relay_back(self) -> Member:
+        """Wait until the relay has been started again and return it."""
         while self._relay is None:
             time.sleep(0.05)
             self._tend_relay()
+        return self._relay
 
     def _compensate(self) -> None:
         pending = self._pending()
@@ -628,7 +645,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"demo: {error}", markup=False, style="red")
         return 1
     console.print()
-    console.print(table(outbox, naive, QUIET_RATE))
+    console.print(table(outbox, naive, CALM_RATE))
     if arguments.json is not None:
         result = {"seed": plan.seed, "outbox": asdict(outbox), "naive": asdict(naive)}
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")

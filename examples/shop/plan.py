@@ -8,19 +8,19 @@ from typing import Final
 
 CLERKS: Final = 4
 CUSTOMERS_PER_CLERK: Final = 50
-QUIET_RATE: Final = 200.0
-"""Orders per second of all clerks of a shop before the first kill."""
+CALM_RATE: Final = 200.0
+"""Orders per second of all clerks of a shop after the storm."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The customers of one clerk and how many orders they place."""
+    """The customers of one clerk and how many orders they shall have when it is done."""
 
     first: int
     last: int
     orders: int
-    paced: int = 0
-    """So many of the orders at the clerk's share of QUIET_RATE, the rest flat out."""
+    rate: float = 0.0
+    """Orders per second; 0 is flat out."""
     unlogged: bool = False
     """Written with the binlog off: no relay can see them, only the compensator."""
 
@@ -43,9 +43,12 @@ class Kill:
 class Plan:
     orders: int
     seed: int
-    tasks: tuple[Task, ...]
     warm_up: Task
     """What both shops place before everything else, so that no server is cold when it counts."""
+    storm: tuple[Task, ...]
+    """Flat out, with the kills."""
+    calm: tuple[Task, ...]
+    """The same customers afterwards, at CALM_RATE and without a kill: here latency is measured."""
     unlogged: Task
     unlogged_at: float
     """Share of all orders after which they are placed."""
@@ -56,38 +59,31 @@ class Plan:
         return self.warm_up.last
 
     @property
-    def quiet_s(self) -> float:
-        return sum(task.paced for task in self.tasks) / QUIET_RATE
+    def calm_s(self) -> float:
+        orders = sum(task.orders for task in self.calm) - sum(task.orders for task in self.storm)
+        return orders / CALM_RATE
 
     @classmethod
     def draw(cls, orders: int, seed: int, kills: int) -> Plan:
         """Return the plan for at least 100 orders and at least one kill."""
         dice = random.Random(seed)
-        paced = min(2000, orders // 4) // CLERKS
         # Less than 1 %, so that their long wait is not what the p99 shows.
         unlogged = min(50, orders // 250 + 1)
         warm_up = min(500, orders // 10)
-        shares = _shares(orders - warm_up - unlogged, CLERKS)
-        tasks = tuple(
-            Task(
-                first=index * CUSTOMERS_PER_CLERK + 1,
-                last=(index + 1) * CUSTOMERS_PER_CLERK,
-                orders=share,
-                paced=paced,
-            )
-            for index, share in enumerate(shares)
-        )
-        others = CLERKS * CUSTOMERS_PER_CLERK
-        # One moment in each of so many equal stretches of the time that is not quiet; the last
-        # one early enough that both shops are still at work.
-        begin = (warm_up + paced * CLERKS) / orders + 0.03
-        stretch = (0.88 - begin) / kills
+        calm = min(2000, orders // 4)
+        storm = orders - warm_up - unlogged - calm
+        # One moment in each of so many equal stretches of the storm; the last one early enough
+        # that both shops are still at work.
+        begin, end = (warm_up + 0.03 * storm) / orders, (warm_up + 0.88 * storm) / orders
+        stretch = (end - begin) / kills
         moments = [begin + stretch * (index + dice.random()) for index in range(kills)]
+        others = CLERKS * CUSTOMERS_PER_CLERK
         return cls(
             orders=orders,
             seed=seed,
-            tasks=tasks,
             warm_up=Task(first=others + 11, last=others + 20, orders=warm_up),
+            storm=_tasks(storm),
+            calm=_tasks(storm + calm, CALM_RATE / CLERKS),
             unlogged=Task(first=others + 1, last=others + 10, orders=unlogged, unlogged=True),
             unlogged_at=(moments[0] + moments[-1]) / 2,
             kills=tuple(
@@ -104,5 +100,14 @@ class Plan:
         )
 
 
-def _shares(total: int, parts: int) -> list[int]:
-    return [total // parts + (index < total % parts) for index in range(parts)]
+def _tasks(orders: int, rate: float = 0.0) -> tuple[Task, ...]:
+    """Return one task for each clerk, all orders shared out between them."""
+    return tuple(
+        Task(
+            first=index * CUSTOMERS_PER_CLERK + 1,
+            last=(index + 1) * CUSTOMERS_PER_CLERK,
+            orders=orders // CLERKS + (index < orders % CLERKS),
+            rate=rate,
+        )
+        for index in range(CLERKS)
+    )

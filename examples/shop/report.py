@@ -39,15 +39,15 @@ class Figures:
     """Events whose order does not exist (rolled back)."""
     duplicates: int
     out_of_order: int
-    quiet: Latency
-    """Of the orders placed at a steady rate before the first kill."""
+    calm: Latency
+    """Of the orders placed at a steady rate after the storm of kills."""
     overall: Latency
 
     @classmethod
-    def of(cls, order_ids: set[int], book: Book, quiet_ns: tuple[int, int]) -> Figures:
+    def of(cls, order_ids: set[int], book: Book, calm_ns: tuple[int, int]) -> Figures:
         arrived = set(book.orders)
-        start, end = quiet_ns
-        quiet = (
+        start, end = calm_ns
+        calm = (
             latency
             for placed, latency in zip(book.placed_ns, book.latency_ns, strict=True)
             if start <= placed < end
@@ -59,7 +59,7 @@ class Figures:
             invented=len(arrived - order_ids),
             duplicates=book.duplicates,
             out_of_order=book.steps_back,
-            quiet=Latency.of(quiet),
+            calm=Latency.of(calm),
             overall=Latency.of(book.latency_ns),
         )
 
@@ -77,8 +77,8 @@ def table(outbox: Figures, naive: Figures, rate: float) -> Table:
         "events without an order": [_bad(one.invented) for one in (outbox, naive)],
         "duplicates": [f"{one.duplicates:,}" for one in (outbox, naive)],
         "out of order": [_bad(one.out_of_order) for one in (outbox, naive)],
-        f"latency p50, {rate:g} orders/s, no kills": [_ms(o.quiet.p50_ms) for o in (outbox, naive)],
-        f"latency p99, {rate:g} orders/s, no kills": [_ms(o.quiet.p99_ms) for o in (outbox, naive)],
+        f"latency p50, {rate:g} orders/s, no kills": [_ms(o.calm.p50_ms) for o in (outbox, naive)],
+        f"latency p99, {rate:g} orders/s, no kills": [_ms(o.calm.p99_ms) for o in (outbox, naive)],
         "latency p50 of all, kills included": [_ms(o.overall.p50_ms) for o in (outbox, naive)],
         "latency p99 of all, kills included": [_ms(o.overall.p99_ms) for o in (outbox, naive)],
     }.items():

@@ -75,7 +75,7 @@ def test_outbox_loses_nothing_where_commit_then_send_does(
     assert naive["committed"] == 2000
     assert naive["lost"] > 0
     assert naive["arrived"] == 2000 - naive["lost"]
-    assert outbox["quiet"]["p50_ms"] > 0
+    assert outbox["calm"]["p50_ms"] > 0
     for row in ("orders committed", "events arrived", "lost", "duplicates", "latency p99"):
         assert row in done.stdout
     assert not _processes(environment["DEMO_MARK"])
@@ -89,7 +89,7 @@ def test_interrupted_demo_leaves_no_process_behind(
     said = []
     for line in demo.stdout:
         said.append(line)
-        if "clerks at work" in line:
+        if "at work, flat out" in line:
             break
     else:
         pytest.fail("the demo ended by itself:\n" + "".join(said))

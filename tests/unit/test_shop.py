@@ -40,8 +40,12 @@ def book(*messages: Message) -> Book:
 @pytest.mark.parametrize("kills", [1, 5, 12])
 def test_plan_places_exactly_the_orders_asked_for(orders: int, kills: int) -> None:
     plan = Plan.draw(orders, 7, kills)
-    tasks = [*plan.tasks, plan.warm_up, plan.unlogged]
+    # The calm tasks go on where those of the storm end.
+    tasks = [*plan.calm, plan.warm_up, plan.unlogged]
     assert sum(task.orders for task in tasks) == orders
+    assert all(
+        calm.orders >= storm.orders for calm, storm in zip(plan.calm, plan.storm, strict=True)
+    )
     assert len(plan.kills) == kills
     assert plan.unlogged.orders > 0
     assert plan.unlogged.orders <= orders * 0.02
@@ -49,20 +53,20 @@ def test_plan_places_exactly_the_orders_asked_for(orders: int, kills: int) -> No
 
 def test_customers_belong_to_one_clerk() -> None:
     plan = Plan.draw(10_000, 7, 5)
-    tasks = [*plan.tasks, plan.warm_up, plan.unlogged]
+    tasks = [*plan.storm, plan.warm_up, plan.unlogged]
     customers = [number for task in tasks for number in range(task.first, task.last + 1)]
     assert len(customers) == len(set(customers))
     assert max(customers) == plan.customers
 
 
-def test_kills_come_after_the_quiet_time_and_before_the_end() -> None:
+def test_kills_come_while_the_storm_lasts() -> None:
     for seed in range(50):
         plan = Plan.draw(10_000, seed, 5)
-        calm = plan.warm_up.orders + sum(task.paced for task in plan.tasks)
+        storm = sum(task.orders for task in plan.storm)
         moments = [kill.at for kill in plan.kills]
         assert moments == sorted(moments)
-        assert moments[0] > calm / plan.orders
-        assert moments[-1] < 0.9
+        assert moments[0] > plan.warm_up.orders / plan.orders
+        assert moments[-1] < (plan.warm_up.orders + 0.9 * storm) / plan.orders
         assert all(set(kill.clerks) <= set(range(CLERKS)) for kill in plan.kills)
 
 
