@@ -24,7 +24,7 @@ from cdc_relay.config import Settings
 from cdc_relay.errors import SourceUnavailableError, UnroutableError
 from cdc_relay.kafka.checkpoints import Checkpoint, fingerprint
 from cdc_relay.kafka.sink import Delivery, KafkaSink
-from cdc_relay.outbox import OutboxEvent
+from cdc_relay.outbox import PENDING, OutboxEvent
 from cdc_relay.position import Position
 from cdc_relay.router import Record, Router
 from cdc_relay.store import Aggregate, Store
@@ -115,7 +115,10 @@ class Relay:
         """
         self._position = start.position
         self._closed = dict.fromkeys(start.closed)
-        self._heal(start)
+        try:
+            self._heal(start)
+        except Interrupted:
+            return
         self._save(force=True)
         reader = threading.Thread(
             target=self._read, args=(start.position,), name="reader", daemon=True
@@ -124,6 +127,8 @@ class Relay:
         self._marker.start()
         try:
             self._loop(until)
+        except Interrupted:
+            pass
         finally:
             self._stopping.set()
             self._source.stop()
@@ -319,25 +324,27 @@ class Relay:
                 yield event
 
     def _read_back(self, unread: dict[int, str]) -> dict[int, OutboxEvent]:
+        """The pending ones among these rows. Those that are not pending any more were sent, or
+        given up, by somebody else."""
         found: dict[int, OutboxEvent] = {}
+        missing = list(unread)
         deadline = time.monotonic() + _VISIBLE_WITHIN_S
-        while True:
-            missing = [row_id for row_id in unread if row_id not in found]
-            for pending in self._patiently(lambda ids=missing: self._store.events(ids)):  # type: ignore[misc]
-                found[pending.event.id] = pending.event
-            if len(found) == len(unread) or time.monotonic() >= deadline:
-                break
-            if self._stopping.is_set():
-                break
-            time.sleep(0.02)
-        gone = [row_id for row_id in unread if row_id not in found]
-        self.counters.gone += len(gone)
-        for row_id in gone[:10]:
+        while missing and time.monotonic() < deadline and not self._stopping.is_set():
+            rows = self._patiently(lambda ids=missing: self._store.rows(ids))  # type: ignore[misc]
+            found.update({event.id: event for event, status in rows if status == PENDING})
+            there = {event.id for event, _ in rows}
+            missing = [row_id for row_id in missing if row_id not in there]
+            if missing:
+                time.sleep(0.02)
+        if missing and self._stopping.is_set():
+            raise Interrupted
+        if missing:
+            self.counters.gone += len(missing)
             log.error(
-                "a row could not be read back: it is gone or no longer pending",
-                id=row_id,
-                reason=unread[row_id],
-                more=len(gone) - 1,
+                "rows could not be read back: they are gone",
+                rows=len(missing),
+                first_id=missing[0],
+                reason=unread[missing[0]],
             )
         return found
 
@@ -443,15 +450,20 @@ class Marker:
                         del self._owed[row_id]
 
 
+class Interrupted(Exception):
+    """The relay was asked to stop while a row was in work; the row stays before the checkpoint."""
+
+
 def patiently(action: Callable[[], _T], stopping: threading.Event) -> _T:
-    """Run ``action`` until the database answers, with growing pauses, or until ``stopping``."""
+    """Run ``action`` until the database answers, with growing pauses. Raises ``Interrupted`` when
+    it does not and ``stopping`` is set."""
     pause = 0.1
     while True:
         try:
             return action()
         except SourceUnavailableError as error:
             if stopping.is_set():
-                raise
+                raise Interrupted from None
             log.warning("waiting for the database", reason=str(error), retry_in_seconds=pause)
             stopping.wait(pause)
             pause = min(pause * 2, 5.0)

@@ -146,27 +146,37 @@ class Store:
     def events(self, ids: Sequence[int]) -> list[PendingEvent]:
         """Return the rows of ``ids`` that are still pending, in id order, with payload and
         headers byte for byte as the server's SELECT gives them on a utf8mb4 connection."""
-        if not ids:
-            return []
-        return self._events(ids, f" AND status = {PENDING}")
+        return [
+            PendingEvent(event, tries)
+            for event, tries, status in self._events(ids)
+            if status == PENDING
+        ]
 
     def find(self, row_id: int) -> OutboxEvent | None:
         """Return the row with this id, whatever its status; None where there is none."""
-        found = self._events([row_id], "")
-        return found[0].event if found else None
+        return next((event for event, _ in self.rows([row_id])), None)
 
-    def _events(self, ids: Sequence[int], condition: str) -> list[PendingEvent]:
+    def rows(self, ids: Sequence[int]) -> list[tuple[OutboxEvent, int]]:
+        """Return the rows of ``ids`` that exist, in id order, each with its status."""
+        return [(event, status) for event, _, status in self._events(ids)]
+
+    def _events(self, ids: Sequence[int]) -> list[tuple[OutboxEvent, int, int]]:
+        """(event, retry_count, status) of the rows of ``ids`` that exist, in id order."""
+        if not ids:
+            return []
         headers = "headers" if "headers" in self._shape.columns else "NULL"
         sql = (
             "SELECT id, event_id, aggregate_type, aggregate_id, event_type, payload,"
             # Computed by the server: a zero date has no Python value, and gives NULL here.
-            f" {headers}, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at), retry_count"
+            f" {headers}, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at), retry_count, status"
             f" FROM {self._table} WHERE id IN ({','.join([str(int(row_id)) for row_id in ids])})"
-            f"{condition} ORDER BY id"
+            " ORDER BY id"
         )
         return [
-            PendingEvent(
-                OutboxEvent._make((*row[:5], _bytes(row[5]), _bytes(row[6]), row[7])), row[8]
+            (
+                OutboxEvent._make((*row[:5], _bytes(row[5]), _bytes(row[6]), row[7])),
+                int(row[8]),
+                int(row[9]),
             )
             for row in self._read(sql)
         ]
