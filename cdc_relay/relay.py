@@ -117,7 +117,7 @@ class Relay:
         self._closed = dict.fromkeys(start.closed)
         try:
             self._heal(start)
-        except Interrupted:
+        except StopAskedError:
             return
         self._save(force=True)
         reader = threading.Thread(
@@ -127,7 +127,7 @@ class Relay:
         self._marker.start()
         try:
             self._loop(until)
-        except Interrupted:
+        except StopAskedError:
             pass
         finally:
             self._stopping.set()
@@ -337,7 +337,7 @@ class Relay:
             if missing:
                 time.sleep(0.02)
         if missing and self._stopping.is_set():
-            raise Interrupted
+            raise StopAskedError
         if missing:
             self.counters.gone += len(missing)
             log.error(
@@ -450,12 +450,12 @@ class Marker:
                         del self._owed[row_id]
 
 
-class Interrupted(Exception):
+class StopAskedError(Exception):
     """The relay was asked to stop while a row was in work; the row stays before the checkpoint."""
 
 
 def patiently(action: Callable[[], _T], stopping: threading.Event) -> _T:
-    """Run ``action`` until the database answers, with growing pauses. Raises ``Interrupted`` when
+    """Run ``action`` until the database answers, with growing pauses. Raises ``StopAskedError`` when
     it does not and ``stopping`` is set."""
     pause = 0.1
     while True:
@@ -463,7 +463,7 @@ def patiently(action: Callable[[], _T], stopping: threading.Event) -> _T:
             return action()
         except SourceUnavailableError as error:
             if stopping.is_set():
-                raise Interrupted from None
+                raise StopAskedError from None
             log.warning("waiting for the database", reason=str(error), retry_in_seconds=pause)
             stopping.wait(pause)
             pause = min(pause * 2, 5.0)
