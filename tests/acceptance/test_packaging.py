@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -16,12 +17,14 @@ PACKAGES = ("cdc_relay", "fallback", "writer")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy: a stale build/ in the checkout must not get into it."""
+    """The pure wheel, built from a copy: a stale build/ in the checkout must not get into it."""
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for name in PACKAGES:
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so")
+        )
     target = tmp_path_factory.mktemp("wheel")
     _pip(Path(sys.executable), "wheel", "--no-deps", "--wheel-dir", str(target), str(source))
     (built,) = target.glob("*.whl")
@@ -34,6 +37,7 @@ def _pip(python: Path, *arguments: str) -> None:
         capture_output=True,
         text=True,
         timeout=240,
+        env=os.environ | {"CDC_RELAY_PURE": "1"},
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
