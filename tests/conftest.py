@@ -17,6 +17,7 @@ import pytest
 from dev.kafka import Kafka
 from dev.mariadb import MariaDB
 from dev.mysql import MySQL
+from dev.server import Server
 from tests.support.harness import Harness
 from tests.support.sql import Database
 
@@ -46,6 +47,44 @@ def mariadb_url(servers_home: Path) -> Iterator[str]:
         return
     with MariaDB(servers_home / "mariadb", die_with_parent=True) as server:
         yield server.url()
+
+
+class BareMySQL(MySQL):
+    """No option about the binlog at all: no GTIDs, positions are file and offset."""
+
+    def flags(self) -> list[str]:
+        return ["--mysqlx=OFF", "--local-infile=ON"]
+
+
+@pytest.fixture(scope="session")
+def bare_mysql(servers_home: Path) -> Iterator[MySQL]:
+    """A MySQL of the run's own that tests may restart and reconfigure, without GTIDs."""
+    with BareMySQL(servers_home / "bare-mysql", die_with_parent=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def own_mysql(servers_home: Path) -> Iterator[MySQL]:
+    """The same with GTIDs."""
+    with MySQL(servers_home / "own-mysql", die_with_parent=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def own_mariadb(servers_home: Path) -> Iterator[MariaDB]:
+    """A MariaDB that tests may restart and reconfigure."""
+    with MariaDB(servers_home / "own-mariadb", die_with_parent=True) as server:
+        yield server
+
+
+@pytest.fixture(params=["bare_mysql", "own_mysql", "own_mariadb"])
+def own_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server to restart and reconfigure, running again afterwards: MySQL without and with
+    GTIDs, MariaDB."""
+    server: Server = request.getfixturevalue(request.param)
+    yield server
+    if not server.alive:
+        server.start()
 
 
 @pytest.fixture(scope="session")

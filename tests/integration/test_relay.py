@@ -315,17 +315,23 @@ def test_the_record_is_the_one_of_the_contract(live: Harness) -> None:
     assert second.timestamp_ms == 1709251199123
 
 
+_NUMBERS = """
+    0 1 -1 18446744073709551615 18446744073709551616 100000000000000000000 -10000000000000000000000
+    1e20 1e-7 0.1 1.0 -0.0 0.0 1e15 1e16 1e17 123456789012345.6 1e21 1e22 1e23 1e308 -1e308 5e-324
+    2.2250738585072014e-308 1.7976931348623157e308 0.0001 0.00001 0.000001 1.5e300 100.0 1234567.0
+    3.141592653589793 0.30000000000000004 9007199254740993.0 1E5 1e+2 -1.5E-9 4.35 2.675 1e14
+    999999999999999.9 0.1e1 12345678.9e-20
+"""
+
+
 def _numbers() -> list[str]:
-    bits = [7, 8, 15, 16, 23, 24, 31, 32, 53, 63]
-    near = [sign * (1 << bit) + step for bit in bits for sign in (1, -1) for step in (-1, 0, 1)]
-    whole = [0, 1, -1, (1 << 64) - 1, 1 << 64, 10**20, -(10**25)]
-    texts = [str(number) for number in near + whole if -(1 << 63) <= number or number < -(1 << 64)]
-    texts += """1e20 1e-7 0.1 1.0 -0.0 0.0 1e15 1e16 1e17 123456789012345.6 1e21 1e22 1e23 1e308 -1e308
-        5e-324 2.2250738585072014e-308 1.7976931348623157e308 0.0001 0.00001 0.000001 1.5e300
-        3.141592653589793 0.30000000000000004 100.0 1234567.0 9007199254740993.0 1E5 1e+2 -1.5E-9
-        4.35 2.675 1e14 999999999999999.9 0.1e1 12345678.9e-20""".split()
+    """Integers about every width's ends, floats about every change of notation, and any."""
+    texts = _NUMBERS.split()
+    for bit in (7, 8, 15, 16, 23, 24, 31, 32, 53, 63):
+        ends = [sign * (1 << bit) + step for sign in (1, -1) for step in (-1, 0, 1)]
+        texts += [str(number) for number in ends]
     chance = random.Random(7)
-    while len(texts) < 400:
+    for _ in range(150):
         [number] = struct.unpack("<d", chance.randbytes(8))
         if math.isfinite(number):
             texts.append(repr(number))
@@ -352,19 +358,17 @@ def _documents() -> list[str]:
         [None] * 3000,
         {f"key {number}": {"n": number, "list": list(range(number % 7))} for number in range(3000)},
         list(range(-20000, 20000)),
-        ["é" * length for length in lengths],
-        {"nested": json.loads("[" * 90 + "1" + "]" * 90)},
-        {"deep": json.loads('{"a": ' * 80 + "null" + "}" * 80)},
+        ["é" * length for length in lengths[:6]],
+        # MariaDB takes 32 levels, MySQL 100.
+        {"nested": json.loads("[" * 30 + "1" + "]" * 30)},
+        {"deep": json.loads('{"a": ' * 30 + "null" + "}" * 30)},
     ]
     scalars = ["null", "true", "false", '""', '"text"', '"🚀"', "0", "-1", "70000", "-70000"]
     scalars += [str((1 << 64) - 1), str(-(1 << 63)), "1e20", "1e-7", "0.1", "1.0", "1.5e300"]
     scalars.append(json.dumps("ü" * 70000))
     return [
         *scalars,
-        *(
-            json.dumps(document, ensure_ascii=index % 2 == 0)
-            for index, document in enumerate(objects)
-        ),
+        *(json.dumps(document, ensure_ascii=n % 2 == 0) for n, document in enumerate(objects)),
         f"[{', '.join(numbers)}]",
         "{" + ", ".join(f'"{index}":{number}' for index, number in enumerate(numbers)) + "}",
     ]
@@ -376,7 +380,7 @@ _EXPRESSIONS = {
         JSON_OBJECT('d', CAST('2024-02-29' AS DATE), 'min', CAST('1000-01-01' AS DATE))
         JSON_OBJECT('max', CAST('9999-12-31 23:59:59.999999' AS DATETIME(6)))
         JSON_OBJECT('dt', CAST('2024-02-29 23:59:59.123456' AS DATETIME(6)))
-        JSON_OBJECT('dt0', CAST('2024-02-29 00:00:00' AS DATETIME), 'ts', TIMESTAMP '2024-01-01 1:2:3')
+        JSON_OBJECT('dt0', CAST('2024-02-29' AS DATETIME), 'ts', TIMESTAMP '2024-01-01 1:2:3')
         JSON_OBJECT('t', CAST('-12:34:56.789' AS TIME(3)), 'tmax', CAST('838:59:59' AS TIME))
         JSON_OBJECT('t0', CAST('00:00:00' AS TIME), 't6', CAST('-00:00:00.000001' AS TIME(6)))
         JSON_OBJECT('year', CAST(2024 AS YEAR), 'bool', TRUE, 'null', NULL)
@@ -388,8 +392,9 @@ _EXPRESSIONS = {
         JSON_ARRAY(CAST('ab' AS BINARY), x'00ff80', b'101', _binary 'ü')
         JSON_ARRAY(CAST(REPEAT('xyz', 1000) AS BINARY))
         JSON_OBJECT('geo', ST_GeomFromText('POINT(1 2.5)'))
-        JSON_OBJECT('latin', CONVERT('Grüße' USING latin1), 'utf16', CONVERT('🚀' USING utf16))
-        JSON_SET('{"a": [1, 2.50, "x"], "b": {}}', '$.a[1]', CAST('9.90' AS DECIMAL(5,2)), '$.b.c', NOW(6))
+        JSON_OBJECT('latin', CONVERT('Grüße' USING latin1))
+        JSON_SET('{"a": [1, 2.50], "b": 0}', '$.a[1]', CAST('9.9' AS DECIMAL(5,2)), '$.b', NOW(6))
+        CAST(CONCAT(REPEAT('[', 99), REPEAT(']', 99)) AS JSON)
         CAST(CAST('2024-02-29' AS DATE) AS JSON)
         CAST(CAST('23:59:59.5' AS TIME(1)) AS JSON)
         CAST(CAST('2024-02-29 12:00:00.5' AS DATETIME(1)) AS JSON)

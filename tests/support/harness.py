@@ -50,6 +50,7 @@ class Process:
 
     def __init__(self, arguments: list[str], environment: Mapping[str, str], log: Path) -> None:
         self.log = log
+        self.arguments = arguments
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "cdc_relay", *arguments],
@@ -77,7 +78,7 @@ class Process:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """SIGKILL, also to one that has ended."""
         self._process.kill()
         self.wait(10)
 
@@ -89,6 +90,11 @@ class Process:
     def text(self) -> str:
         """What it has logged so far."""
         return self.log.read_text(errors="replace")
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """The lines of its log with this event."""
+        lines = [line for line in self.text().splitlines() if line.startswith("{")]
+        return [entry for entry in map(json.loads, lines) if entry["event"] == event]
 
 
 class Harness:
@@ -125,8 +131,7 @@ class Harness:
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
-            if process.running:
-                process.kill()
+            process.kill()
 
     def environment(self, **extra: str) -> dict[str, str]:
         """The environment of a process of ours."""
@@ -173,12 +178,20 @@ class Harness:
         assert process.running, process.text()
         return process
 
+    def steady_relay(self) -> Process:
+        """The relay that runs, or a new one where none does: for tests that share one."""
+        for process in self._processes:
+            if process.arguments[0] == "start" and process.running:
+                return process
+        return self.relay()
+
     def compensate(self, *arguments: str, **extra: str) -> dict[str, Any]:
         """Run one pass of the compensator over rows of any age; returns its summary."""
         process = self.spawn("compensate", "--older-than", "0s", "--json", *arguments, **extra)
-        process.wait(90)
+        code = process.wait(90)
         assert process.stdout, process.text()
         summary: dict[str, Any] = json.loads(process.stdout)
+        assert code == summary["exit_code"], process.text()
         return summary
 
     def until(self, condition: Callable[[], object], timeout: float = 30) -> None:
@@ -192,14 +205,18 @@ class Harness:
 
     # --- looking -------------------------------------------------------------------------------
 
-    def count(self, status: int) -> int:
-        """Rows with this status."""
-        sql = f"SELECT COUNT(*) FROM {self.table} WHERE status = %s"
-        return int(self.database.sql(sql, (status,))[0][0])
+    def count(self, status: int, kind: str = "%") -> int:
+        """Rows with this status, of one aggregate type or of all."""
+        sql = f"SELECT COUNT(*) FROM {self.table} WHERE status = %s AND aggregate_type LIKE %s"
+        return int(self.database.sql(sql, (status, kind))[0][0])
 
-    def wait_sent(self, total: int, timeout: float = 30) -> None:
-        """Wait until ``total`` rows are marked as sent."""
-        self.until(lambda: self.count(1) >= total, timeout)
+    def wait_sent(self, total: int, timeout: float = 30, *, kind: str = "%") -> None:
+        """Wait until ``total`` rows, of one aggregate type or of all, are marked as sent."""
+        self.until(lambda: self.count(1, kind) >= total, timeout)
+
+    def wait_all_sent(self, timeout: float = 30) -> None:
+        """Wait until no row is pending."""
+        self.until(lambda: self.count(0) == 0, timeout)
 
     def checkpoint(self) -> Checkpoint | None:
         """The last committed checkpoint."""
@@ -209,6 +226,12 @@ class Harness:
         """All records of the topic of an aggregate type, as a read_committed consumer sees them,
         in order within each partition."""
         return consume(self.kafka, self.topic_prefix + kind)
+
+    def topics(self) -> set[str]:
+        """The aggregate types that have a topic."""
+        found = AdminClient({"bootstrap.servers": self.kafka}).list_topics(timeout=15).topics
+        prefix = self.topic_prefix
+        return {name.removeprefix(prefix) for name in found if name.startswith(prefix)}
 
     def create_topic(self, kind: str = "order", partitions: int = 1, **config: str) -> None:
         """Create the topic of an aggregate type."""

@@ -36,6 +36,7 @@ class Database:
         admin = cls(base.set(database=None))
         admin.sql(f"DROP DATABASE IF EXISTS `{name}`")
         admin.sql(f"CREATE DATABASE `{name}` CHARACTER SET utf8mb4")
+        admin.close()  # the test may restart the server
         try:
             yield made
         finally:
@@ -77,6 +78,21 @@ class Database:
         with self._connection.cursor() as cursor:
             cursor.execute(statement, parameters)
             return cursor.fetchall() or ()
+
+    @contextmanager
+    def user(
+        self, *grants: str, require: str = "NONE", password: str = "s3cret-Wörd"
+    ) -> Iterator[Database]:
+        """This schema through a new user with the server's default authentication, dropped at the
+        end. ``grants`` are what stands between GRANT and TO; ``{schema}`` is this schema."""
+        name = f"u{os.getpid()}_{next(_numbers)}"
+        self.sql(f"CREATE USER {name}@'%%' IDENTIFIED BY %s REQUIRE {require}", (password,))
+        try:
+            for grant in grants:
+                self.sql(f"GRANT {grant.format(schema=f'`{self.name}`')} TO {name}@'%'")
+            yield Database(self.url.set(username=name, password=password))
+        finally:
+            self.sql(f"DROP USER {name}@'%'")
 
     def close(self) -> None:
         """Close the connection of ``sql``; it is opened again on demand."""

@@ -1,0 +1,50 @@
+"""kill -9 of the relay under load, at moments that a seed draws."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+
+from dev.server import Server
+from tests.support.harness import Harness
+from tests.support.load import Load, account
+from tests.support.sql import Database
+
+KILLS = 5
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_kill_9_under_load_loses_nothing_and_keeps_the_order(
+    seed: int, own_server: Server, harness: Callable[..., Harness]
+) -> None:
+    chance = random.Random(seed)
+    with Database.create(own_server.url()) as database:  # type: ignore[attr-defined]
+        shop = harness(database)
+        shop.create_topic(partitions=12)
+        relay = shop.relay()
+        # From the first checkpoint on everything counts.
+        shop.until(shop.checkpoint)
+        keys = [f"k{number}" for number in range(40)]
+        moments = []
+        with Load(shop, keys, pause=0.003, seed=seed) as load:
+            for _ in range(KILLS):
+                # Also before the relay streams, while it reads its checkpoint or heals marks.
+                moments.append(round(chance.uniform(0.05, 2.5), 3))
+                time.sleep(moments[-1])
+                relay.kill()
+                relay = shop.spawn("start")
+            load.stop()
+        shop.wait_all_sent(60)
+        assert relay.terminate() == 0, relay.text()
+
+        found = account(database, shop.table, "order", shop.messages())
+        about = f"{found}, killed after {moments} s, {found.duplicates} duplicates"
+        assert found.whole, about
+        assert found.committed > 300, about
+        assert shop.count(1) == found.committed, about
+        last = shop.checkpoint()
+        assert last is not None
+        assert not last.owed, about
