@@ -31,7 +31,7 @@ def test_every_setting_says_what_it_is(field: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_pages_name_only_variables_that_exist(page: Path) -> None:
     known = {f"{ENV_PREFIX}{field.upper()}" for field in Settings.model_fields}
-    known |= {f"{ENV_PREFIX}CONFIG"}
+    known |= {f"{ENV_PREFIX}CONFIG", f"{ENV_PREFIX}PURE"}
     others = (f"{ENV_PREFIX}KAFKA_", f"{ENV_PREFIX}TEST_", f"{ENV_PREFIX}DEV_")
     named = set(re.findall(rf"\b{ENV_PREFIX}[A-Z_]*[A-Z]", page.read_text()))
     assert {name for name in named if not name.startswith(others)} <= known
