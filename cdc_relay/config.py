@@ -292,7 +292,7 @@ _NOT_SETTINGS: Final = ("CDC_RELAY_TEST_", "CDC_RELAY_DEV_")
 
 def _put_variable(key: str, value: str, put: Any) -> None:
     field = key.removeprefix(ENV_PREFIX).lower()
-    if key.startswith(_NOT_SETTINGS) or key == "CDC_RELAY_CONFIG":
+    if key.startswith(_NOT_SETTINGS) or key in ("CDC_RELAY_CONFIG", "CDC_RELAY_PURE"):
         return
     if field in Settings.model_fields and field != "kafka":
         put(field, value, key)
