@@ -50,10 +50,15 @@ def mariadb_url(servers_home: Path) -> Iterator[str]:
 
 
 class BareMySQL(MySQL):
-    """No option about the binlog at all: no GTIDs, positions are file and offset."""
+    """No GTIDs (the default until 8.4; 9.x has them on): positions are file and offset."""
 
     def flags(self) -> list[str]:
-        return ["--mysqlx=OFF", "--local-infile=ON"]
+        return [
+            "--mysqlx=OFF",
+            "--local-infile=ON",
+            "--gtid-mode=OFF",
+            "--enforce-gtid-consistency=OFF",
+        ]
 
 
 @pytest.fixture(scope="session")

@@ -170,7 +170,7 @@ class Decoder:
         self._tag = ""
         self._gno: i64 = 0
         self._maria: tuple[int, int, int] | None = None
-        self._savepoints: dict[bytes, int] = {}
+        self._savepoints: dict[str, int] = {}
         self._held: i64 = 0
         self._overflow = False
         self._xa_group = False
@@ -548,12 +548,12 @@ class Decoder:
         word = text[:12].upper()
         if word.startswith(b"ROLLBACK"):
             if text.upper().startswith(b"ROLLBACK TO"):
-                self._rollback_to(text[11:].strip())
+                self._rollback_to(_folded(text[11:]))
             else:
                 self._open = []
                 self._boundary()
         elif word.startswith(b"SAVEPOINT"):
-            self._savepoints[text[9:].strip()] = self._count
+            self._savepoints[_folded(text[9:])] = self._count
         elif word.startswith(b"XA "):
             self._xa(text)
         else:
@@ -568,12 +568,12 @@ class Decoder:
             if not self._in_transaction:
                 self._boundary()
 
-    def _rollback_to(self, name: bytes) -> None:
-        name = name.removeprefix(b"SAVEPOINT").strip()
-        if name not in self._savepoints:
-            raise ValueError(f"ROLLBACK TO an unknown savepoint {name!r}")
+    def _rollback_to(self, name: str) -> None:
         if self._known:
             return  # the first reading has noted which rows were dropped
+        if name not in self._savepoints:
+            self._doubt(f"ROLLBACK TO {name}, a savepoint that is not known")
+            return
         first: i64 = self._savepoints[name]
         self.dropped.append((first, self._count))
         # Some of the rows may not be held any more.
@@ -581,6 +581,15 @@ class Decoder:
         if not self._overflow:
             self._count = first
             self.dropped.pop()
+
+    def _doubt(self, reason: str) -> None:
+        """What of the open rows stays is not known: the table knows, once it is committed."""
+        if self._overflow:
+            raise ValueError(reason)
+        keys: list[OutboxEvent | UnreadRow] = []
+        for row in self._open:
+            keys.append(UnreadRow(row.id, reason))
+        self._open = keys
 
     def _notice(self, kind: str) -> None:
         self.notices[kind] = self.notices.get(kind, 0) + 1
@@ -770,6 +779,16 @@ def _unpacked(buf: bytes, pos: i64, end: i64) -> bytes:
         rows = pos + 3
     rows += (count + 7) >> 3
     return buf[pos:rows] + _inflated(buf, rows, end)
+
+
+def _folded(name: bytes) -> str:
+    """A savepoint's name as the server compares it: in any case. (It also takes accents for
+    equal; such a name is then not known.)"""
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        text = name.decode("latin-1")
+    return text.strip().removeprefix("SAVEPOINT ").casefold()
 
 
 def _xid(gtrid: str, bqual: str, format_id: int) -> str:

@@ -496,47 +496,86 @@ class LayoutResolver:
         """Return the rows of an event whose layout is not proved.
 
         Names that came from today's schema are proved by the first row that SELECT gives back
-        equal. A row that the table holds with other values shows that the names are wrong: then,
-        as for a shape without names, each row is looked for by the numbers in it, and is the one
-        that has both the key and the event id of a row of the table; it is read back. Rows that
-        the table does not hold any more cannot be told and are counted as lost.
+        equal. A row of the table that was changed since proves nothing, and is read back. One that
+        is not the same event shows that the names are wrong: then, as for a shape without names,
+        each row is looked for by the numbers in it, and is the one that has both the key and the
+        event id of a row of the table; it is read back. Rows that the table does not hold any more
+        cannot be told and are counted as lost.
         """
+        images = list(row_images(buf, pos, end, layout.widths))
         if layout.named:
             candidates: list[OutboxEvent | UnreadRow] = []
             decode_rows(buf, pos, end, layout, candidates)
-            verdict = self._verdict(candidates)
+            verdict, changed = self._verdict(candidates, images)
             if verdict is not False:
                 layout.proved = verdict is True
-                return candidates
+                return self._without_changed(candidates) if changed else candidates
             layout.named = False
         found: list[OutboxEvent | UnreadRow] = []
-        for image in row_images(buf, pos, end, layout.widths):
-            key = self._key_in(image)
-            if key is None:
+        for image in images:
+            row = None
+            for _ in self._tries():
+                row = self._row_in(image)
+                if row is not None:
+                    break
+            if row is None:
                 self.lost += 1
             else:
-                found.append(UnreadRow(key, "the log does not name the columns of this row"))
+                found.append(UnreadRow(row.id, "the log does not name the columns of this row"))
         return found
 
-    def _verdict(self, candidates: Sequence[OutboxEvent | UnreadRow]) -> bool | None:
-        """True: a row of the table is equal. False: one is not. None: the table holds none."""
-        events = [row for row in candidates if isinstance(row, OutboxEvent)]
-        for _ in self._tries():
-            for event in events[:10]:
-                row = self._find(event.id)
-                if row is not None:
-                    self._patience = _VISIBLE_WITHIN_S
-                    return row == event
-        return None
+    def _verdict(
+        self,
+        candidates: Sequence[OutboxEvent | UnreadRow],
+        images: Sequence[Sequence[bytes | None]],
+    ) -> tuple[bool | None, bool]:
+        """True: a row of the table is equal. False: one is not. None: the table holds none that
+        tells, and whether it holds one that was changed since, or whose payload and headers have
+        changed places."""
+        waits = any(isinstance(candidate, OutboxEvent) for candidate in candidates)
+        for _ in self._tries() if waits else range(1):
+            changed = False
+            for candidate, image in list(zip(candidates, images, strict=True))[:10]:
+                row = self._find(candidate.id)
+                if row is None or (row != candidate and row.event_id.encode() not in image):
+                    # Gone, or another row that was given its id (TRUNCATE), or it is no id.
+                    row = self._row_in(image)
+                if row is None:
+                    continue
+                self._patience = _VISIBLE_WITHIN_S
+                if isinstance(candidate, UnreadRow):
+                    return row.id == candidate.id, False
+                if row == candidate:
+                    return True, False
+                if row[:_IDENTITY] != candidate[:_IDENTITY]:
+                    return False, False
+                changed = True
+            if changed:
+                return None, True
+        return None, False
 
-    def _key_in(self, image: Sequence[bytes | None]) -> int | None:
-        for _ in self._tries():
-            for value in image:
-                if value is not None and 0 < len(value) <= 8:
-                    row = self._find(int.from_bytes(value, "little"))
-                    if row is not None and row.event_id.encode() in image:
-                        self._patience = _VISIBLE_WITHIN_S
-                        return row.id
+    def _without_changed(
+        self, candidates: Sequence[OutboxEvent | UnreadRow]
+    ) -> list[OutboxEvent | UnreadRow]:
+        """The rows, those that the table holds with other contents to be read back."""
+        result: list[OutboxEvent | UnreadRow] = []
+        for candidate in candidates:
+            if isinstance(candidate, OutboxEvent):
+                row = self._find(candidate.id)
+                if row is not None and row != candidate and row.event_id == candidate.event_id:
+                    result.append(UnreadRow(row.id, "the row was changed since"))
+                    continue
+            result.append(candidate)
+        return result
+
+    def _row_in(self, image: Sequence[bytes | None]) -> OutboxEvent | None:
+        """The row of the table whose key and event id are among the values."""
+        for value in image:
+            if value is not None and 0 < len(value) <= 8:
+                row = self._find(int.from_bytes(value, "little"))
+                if row is not None and row.event_id.encode() in image:
+                    self._patience = _VISIBLE_WITHIN_S
+                    return row
         return None
 
     def _tries(self) -> Iterator[None]:
@@ -552,6 +591,8 @@ class LayoutResolver:
 
 
 _VISIBLE_WITHIN_S: Final = 1.0
+# Fields that make an event the same one: id, event_id, aggregate_type, aggregate_id, event_type.
+_IDENTITY: Final = 5
 
 
 def row_images(
