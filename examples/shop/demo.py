@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import json
 import math
-import os
-import secrets
+import select as polling
 import shlex
 import shutil
 import signal
@@ -26,68 +24,27 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final, Literal
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-from sqlalchemy import Engine, create_engine, func, insert, select, text
-from sqlalchemy.engine import make_url
+from sqlalchemy import create_engine, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from examples.shop.crew import Crew, DemoError, Member, undisturbed
+from examples.shop.crew import Crew, DemoError, Member
 from examples.shop.ledger import Book
 from examples.shop.model import Base, Customer, Order, outbox_events
+from examples.shop.place import Place, create_schema, create_topics, servers
 from examples.shop.plan import CALM_RATE, Kill, Plan, Task
 from examples.shop.report import Figures, table
 
-PARTITIONS: Final = 12
-_CHECKOUT: Final = Path(__file__).resolve().parents[2]
 _LEAST_RELAY_KILLS: Final = 2
 _IDLE_S: Final = 30.0
-"""Events that have not moved for so long will not come."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Servers, and names on them that nobody else uses."""
-
-    server_url: str
-    bootstrap: str
-    prefix: str
-
-    @classmethod
-    def of(cls, env: Mapping[str, str], prefix: str) -> Place:
-        return cls(env["CDC_RELAY_DATABASE_URL"], env["CDC_RELAY_KAFKA_BOOTSTRAP"], prefix)
-
-    def url(self, shop: str) -> str:
-        schema = f"{self.prefix}{shop}".replace("-", "_")
-        return make_url(self.server_url).set(database=schema).render_as_string(hide_password=False)
-
-    @property
-    def outbox_topic(self) -> str:
-        return f"{self.prefix}outbox.event.customer"
-
-    @property
-    def naive_topic(self) -> str:
-        return f"{self.prefix}sent.event.customer"
-
-    def environment(self) -> dict[str, str]:
-        """What `cdc-relay` reads, and nothing that was set for another one."""
-        own = {key: value for key, value in os.environ.items() if not key.startswith("CDC_RELAY_")}
-        own |= {
-            "CDC_RELAY_DATABASE_URL": self.url("shop"),
-            "CDC_RELAY_KAFKA_BOOTSTRAP": self.bootstrap,
-            "CDC_RELAY_NAME": f"{self.prefix}shop",
-            "CDC_RELAY_TOPIC": f"{self.prefix}outbox.event.{{aggregate_type}}",
-            "CDC_RELAY_TABLE": outbox_events.name,
-            "CDC_RELAY_HTTP": "off",
-        }
-        return own
+"""Events or orders that have not moved for so long will not come."""
 
 
 class Stage:
@@ -220,6 +177,8 @@ class Demo:
         self._delivered_at_start = 0
         self._delivers_since = math.inf
         self._relay_due = 0.0
+        self._last_committed = (0, 0)
+        self._last_commit = 0.0
 
     def run(self) -> tuple[Figures, Figures]:
         self._prepare()
@@ -243,10 +202,10 @@ class Demo:
     # -- the parts, in the order in which they happen
 
     def _prepare(self) -> None:
-        _create_topics(self._place)
+        create_topics(self._place)
         tables = [Base.metadata.tables[name] for name in ("customers", "orders")]
         for office in (self._outbox, self._naive):
-            _create_schema(office.engine)
+            create_schema(office.engine)
             Base.metadata.create_all(office.engine, tables=tables)
             rows = [{"id": number} for number in range(1, self._plan.customers + 1)]
             with office.engine.begin() as connection:
@@ -306,15 +265,17 @@ class Demo:
         self._stage.say(f"{len(plan.storm)} clerks in each shop at work, flat out")
         kills = list(plan.kills)
         unlogged = plan.unlogged.orders > 0
-        asked = 0.0
         everyone_left = False
+        asked = 0.0
         while unlogged or kills or not everyone_left:
             self._tend_relay()
             self._relay_delivered_for(0)
             if time.monotonic() - asked < 0.1:
                 time.sleep(0.02)
                 continue
-            done = max(self._show()) / plan.orders
+            committed = self._show()
+            self._require_progress(committed)
+            done = max(committed) / plan.orders
             asked = time.monotonic()
             everyone_left = all(office.finished() for office in offices)
             if kills and (done >= kills[0].at or everyone_left):
@@ -337,7 +298,7 @@ class Demo:
         self._stage.say(f"calm: {CALM_RATE:g} orders/s in each shop, nobody is killed")
         while not all(office.finished() for office in (self._outbox, self._naive)):
             self._tend_relay()
-            self._show()
+            self._require_progress(self._show())
             time.sleep(0.25)
 
     def _open_the_doors(self, tasks: Sequence[Task]) -> int:
@@ -447,6 +408,14 @@ class Demo:
         self._stage.show(committed, events)
         return committed
 
+    def _require_progress(self, committed: tuple[int, int]) -> None:
+        """Raise DemoError when no shop has committed anything for too long."""
+        now = time.monotonic()
+        if committed != self._last_committed:
+            self._last_committed, self._last_commit = committed, now
+        elif now - self._last_commit > _IDLE_S:
+            raise DemoError(f"no order was committed for {_IDLE_S:g} s")
+
     def _wait(self, what: str, done: Callable[[], bool], timeout: float) -> None:
         deadline = time.monotonic() + timeout
         while not done():
@@ -509,9 +478,10 @@ def _cdc_relay() -> str:
 
 
 def _await_ready(clerk: Member) -> None:
-    assert clerk.process.stdout is not None
-    if clerk.process.stdout.readline() != "ready\n":
-        clerk.process.wait(10)
+    pipe = clerk.process.stdout
+    assert pipe is not None
+    answered, _, _ = polling.select([pipe], [], [], _IDLE_S)
+    if not answered or pipe.readline() != "ready\n":
         raise DemoError(f"{clerk.name} did not start:\n{clerk.log_end()}")
 
 
@@ -519,107 +489,6 @@ def _send_line(clerk: Member) -> None:
     assert clerk.process.stdin is not None
     clerk.process.stdin.write("go\n")
     clerk.process.stdin.flush()
-
-
-def _create_schema(engine: Engine) -> None:
-    server = create_engine(engine.url.set(database=""))
-    with server.begin() as connection:
-        connection.execute(text(f"CREATE DATABASE `{engine.url.database}`"))
-    server.dispose()
-
-
-def _admin(place: Place) -> AdminClient:
-    # log_level: librdkafka's notes on its own shutdown are no news.
-    return AdminClient({"bootstrap.servers": place.bootstrap, "log_level": 3})
-
-
-def _create_topics(place: Place) -> None:
-    admin = _admin(place)
-    topics = [NewTopic(name, PARTITIONS, 1) for name in (place.outbox_topic, place.naive_topic)]
-    for future in admin.create_topics(topics, operation_timeout=30).values():
-        future.result(30)
-
-
-def _remove(place: Place) -> None:
-    """Remove what the demo made on servers that others use too."""
-    engine = create_engine(make_url(place.server_url).set(database=""))
-    with engine.begin() as connection:
-        for shop in ("shop", "naive"):
-            schema = make_url(place.url(shop)).database
-            connection.execute(text(f"DROP DATABASE IF EXISTS `{schema}`"))
-    engine.dispose()
-    admin = _admin(place)
-    ours = [name for name in admin.list_topics(timeout=30).topics if place.prefix in name]
-    if ours:
-        for future in admin.delete_topics(ours, operation_timeout=30).values():
-            future.result(30)
-
-
-@contextlib.contextmanager
-def _servers(own: bool, keep: bool, stage: Stage) -> Iterator[Place]:
-    """Give the demo its servers: this checkout's, started when they are down, or those of the
-    environment. Afterwards they are as they were before.
-    """
-    prefix = f"demo-{secrets.token_hex(3)}-"
-    if not own:
-        try:
-            place = Place.of(os.environ, prefix)
-        except KeyError as missing:
-            raise DemoError(f"--servers environment needs {missing.args[0]}") from None
-        yield from _used(place, keep)
-        return
-    home = _CHECKOUT / ".dev"
-    home.mkdir(exist_ok=True)
-    with (home / "demo.lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DemoError("another demo runs in this checkout") from None
-        status = _dev("status", may_fail=True)
-        running, existing = " running" in status, " down" in status
-        try:
-            stage.say("MySQL and Kafka come up (the first time they are downloaded)")
-            env = _variables(_dev("up", "--only", "mysql,kafka"))
-            yield from _used(Place.of(env, prefix), keep)
-        finally:
-            if keep:
-                stage.say("servers and data stay; python3 -m dev env, python3 -m dev down")
-            elif not running:
-                with undisturbed():
-                    _dev("down", *["--delete"] * (not existing))
-
-
-def _used(place: Place, keep: bool) -> Iterator[Place]:
-    try:
-        yield place
-    finally:
-        if not keep:
-            with undisturbed():
-                _remove(place)
-
-
-def _dev(*arguments: str, may_fail: bool = False) -> str:
-    """Run `python -m dev`, whose progress goes to stderr, and return its stdout."""
-    done = subprocess.run(
-        [sys.executable, "-m", "dev", *arguments],
-        cwd=_CHECKOUT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0 and not may_fail:
-        raise DemoError(f"the servers cannot be run: dev {arguments[0]} failed (see above)")
-    return done.stdout
-
-
-def _variables(exports: str) -> dict[str, str]:
-    variables = {}
-    for line in exports.splitlines():
-        if line.startswith("export "):
-            key, _, value = line.removeprefix("export ").partition("=")
-            variables[key] = "".join(shlex.split(value))
-    return variables
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -634,7 +503,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with (
             _folder(arguments.keep, stage) as folder,
-            _servers(arguments.servers == "own", arguments.keep, stage) as place,
+            servers(arguments.servers == "own", arguments.keep, stage.say) as place,
             Crew(folder) as crew,
         ):
             outbox, naive = Demo(plan, place, stage, crew, folder).run()
