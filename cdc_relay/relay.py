@@ -158,6 +158,7 @@ class Relay:
             if batch is not None:
                 self._send(batch)
             self._settle()
+            self._marker.check()
             self._save()
             now = time.monotonic()
             if now >= next_reopen:
@@ -270,7 +271,9 @@ class Relay:
         """Settle, mark and checkpoint what was sent, until ``deadline``; the rest is left in the
         table and before the checkpoint, so the next start takes it up."""
         try:
-            while time.monotonic() < deadline and (self._in_flight or self._marker.owed_count):
+            while time.monotonic() < deadline and (
+                self._in_flight or (self._marker.owed_count and self._marker.error is None)
+            ):
                 self._sink.poll(0.02)
                 self._settle()
             self._marker.stop(max(0.1, deadline - time.monotonic()))
@@ -396,6 +399,8 @@ class Marker:
         self._owed: dict[int, str] = {}
         self._ended = False
         self.marked = 0
+        self.error: BaseException | None = None
+        """Why it ended by itself; what is owed stays owed."""
         self._thread = threading.Thread(target=self._run, name="marker", daemon=True)
 
     def start(self) -> None:
@@ -417,6 +422,11 @@ class Marker:
         """Those rows."""
         with self._lock:
             return list(self._owed.items())
+
+    def check(self) -> None:
+        """Raise what ended the thread: an error that trying again cannot mend."""
+        if self.error is not None:
+            raise self.error
 
     def stop(self, timeout: float) -> None:
         """End the thread after the statement it is in."""
@@ -444,6 +454,9 @@ class Marker:
                 log.warning("marks wait for the database", owed=len(self._owed), reason=str(error))
                 self._stopping.wait(1.0)
                 continue
+            except BaseException as error:
+                self.error = error
+                return
             with self._lock:
                 for row_id, event_id in rows:
                     if self._owed.get(row_id) == event_id:
@@ -455,8 +468,8 @@ class StopAskedError(Exception):
 
 
 def patiently(action: Callable[[], _T], stopping: threading.Event) -> _T:
-    """Run ``action`` until the database answers, with growing pauses. Raises ``StopAskedError`` when
-    it does not and ``stopping`` is set."""
+    """Run ``action`` until the database answers, with growing pauses. Raises ``StopAskedError``
+    when it does not and ``stopping`` is set."""
     pause = 0.1
     while True:
         try:

@@ -121,6 +121,15 @@ class Store:
             marked += self._update(sql, ([event_id for _, event_id in part],))
         return marked
 
+    def check_update(self) -> None:
+        """Raise ``SourceError`` where sent and failed rows could not be written down: found out
+        after the first record, that would mean sending it again and again. Changes no row."""
+        columns = ["status", "retry_count", "next_retry_time", "updated_at"]
+        columns += [name for name in ("last_error", "sent_at") if name in self._shape.columns]
+        same = ", ".join(f"{name} = {name}" for name in columns)
+        # No row has that status; the grant is asked for all the same.
+        self._update(f"UPDATE {self._table} SET {same} WHERE id = 0 AND status = -1", ())
+
     def scan(self, older_than_s: float, limit: int) -> PendingScan:
         """Return a scan over the rows that are pending for longer than ``older_than_s`` seconds
         (0: all of them), in batches of at most ``limit``. Nothing is read yet."""

@@ -42,8 +42,10 @@ def run(settings: Settings, *, loop: bool = False) -> Summary:
         with _stop_on_signal() as stop:
             with connected(database) as connection:
                 shape = describe_table(connection, settings)
+            store = Store(database, shape, max_tries=settings.max_tries)
+            store.check_update()
             compensator = Compensator(
-                Store(database, shape, max_tries=settings.max_tries),
+                store,
                 Router(settings.topic, shape.payload_kind),
                 lambda: _open_sink(settings),
                 older_than_s=settings.older_than,

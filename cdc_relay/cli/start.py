@@ -55,6 +55,8 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
             check_server(connection)
             shape = describe_table(connection, settings)
         store = Store(pool, shape, max_tries=settings.max_tries)
+        if settings.mark == "update":
+            store.check_update()
         source = binlog_source(settings, shape, store, idle_interval=0 if until_current else None)
         server = source.inspect()
         checkpoints.ensure_topic(settings)
