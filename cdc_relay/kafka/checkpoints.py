@@ -117,9 +117,11 @@ def ensure_topic(settings: Settings, timeout: float = 15.0) -> None:
     except KafkaException as error:
         if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
             return
-        raise sink_error(error, f"cannot create topic {topic}") from None
+        raise sink_error(error, settings, f"cannot create topic {topic}") from None
     except TimeoutError:
-        raise SinkUnavailableError(f"cannot create topic {topic}: no answer from Kafka") from None
+        raise SinkUnavailableError(
+            f"Kafka at {settings.kafka_bootstrap} does not answer: cannot create topic {topic}"
+        ) from None
 
 
 def read_last(settings: Settings, partition: int = 0, timeout: float = 15.0) -> Checkpoint | None:
@@ -161,7 +163,7 @@ def read_last(settings: Settings, partition: int = 0, timeout: float = 15.0) -> 
             KafkaError._UNKNOWN_PARTITION,
         ):
             return None
-        raise sink_error(error, f"cannot read {topic}") from None
+        raise sink_error(error, settings, f"cannot read {topic}") from None
     finally:
         consumer.close()
 

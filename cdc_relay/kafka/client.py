@@ -49,11 +49,20 @@ _FINAL: Final = frozenset(
 )
 
 
-def sink_error(error: KafkaError | KafkaException, doing: str) -> SinkError:
+_SILENT: Final = (
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._TIMED_OUT,
+)
+
+
+def sink_error(error: KafkaError | KafkaException, settings: Settings, doing: str) -> SinkError:
     """Return the error of ours for a failure that is not a record's: a wrong set-up, which trying
     again cannot mend, or brokers that do not answer now."""
     inner = error.args[0] if isinstance(error, KafkaException) else error
-    line = f"{doing}: {text(error)}"
+    silent = " does not answer" if inner.code() in _SILENT else ""
+    line = f"Kafka at {settings.kafka_bootstrap}{silent}: {doing}: {text(error)}"
     if inner.code() in _FINAL or inner.fatal():
         return SinkError(line)
     return SinkUnavailableError(line)
