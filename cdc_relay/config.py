@@ -107,10 +107,26 @@ class Settings(BaseModel):
         description="Topic template; {aggregate_type}, {event_type}.",
     )
     delivery: Literal["exactly_once", "at_least_once"] = Field(
-        "at_least_once", description="Delivery guarantee."
+        "exactly_once", description="Delivery guarantee."
     )
     source: Literal["binlog", "polling"] = Field("binlog", description="How rows are read.")
-    mark: Literal["update", "none"] = Field("update", description="What happens to a sent row.")
+    mark: Literal["update", "delete", "none"] = Field(
+        "update", description="What happens to a sent row."
+    )
+    mark_row_image: Literal["server", "minimal"] = Field(
+        "server",
+        description="Row image of our own updates in the binlog; minimal is small, and stops "
+        "readers that expect whole rows.",
+    )
+    on_dead: Literal["block", "release"] = Field(
+        "block", description="Whether a dead row keeps its aggregate blocked."
+    )
+    session_timeout: Seconds = Field(
+        6.0, description="Silence after which a relay is replaced by a standby."
+    )
+    transaction_timeout: Seconds = Field(
+        15.0, description="Longest Kafka transaction; a killed relay holds readers up this long."
+    )
     shards: int = Field(
         1, ge=1, le=1, description="Shards of one relay name (more than 1 is not available yet)."
     )

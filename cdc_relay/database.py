@@ -93,7 +93,14 @@ def engine(settings: Settings) -> Engine:
         pool_reset_on_return=None,
     )
     event.listen(made, "connect", _prepare_session)
+    if settings.mark_row_image == "minimal":
+        event.listen(made, "connect", _minimal_row_image)
     return made
+
+
+def _minimal_row_image(connection: Any, _record: object) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION binlog_row_image = 'MINIMAL'")
 
 
 def _prepare_session(connection: Any, _record: object) -> None:

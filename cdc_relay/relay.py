@@ -1,9 +1,13 @@
-"""The relay: the loop that carries rows from the source to Kafka, and its graceful stop.
+"""The relay: the loop that carries rows from the source to Kafka while this process owns the shard.
 
 Three threads. The reader decodes the binlog into batches (a bounded queue: when Kafka is slow, the
-reader stops reading). The main thread routes, sends, collects acknowledgements in order and writes
-checkpoints. The marker marks acknowledged rows as sent. The order of durability is always:
-records acknowledged, then the checkpoint behind them, with the marks that it owes named in it.
+reader stops reading). The relay's own thread takes what is waiting as one group, routes it and
+delivers it with the checkpoint behind it. The marker marks what was delivered. So a group is large
+when much is waiting and one row when the relay keeps up.
+
+Who may have sent a row already (a sweep, a retry of a parked aggregate, the compensator) is asked
+of the table: up to the position ``doubtful_until`` a row of the stream goes out only if the table
+still has it pending.
 """
 
 from __future__ import annotations
@@ -11,34 +15,36 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
 
 import structlog
 
+from cdc_relay import faults
 from cdc_relay.binlog.rows import UnreadRow
 from cdc_relay.binlog.stream import Batch
 from cdc_relay.config import Settings
-from cdc_relay.errors import SourceUnavailableError, UnroutableError
+from cdc_relay.errors import SinkUnavailableError, SourceUnavailableError, UnroutableError
 from cdc_relay.kafka.checkpoints import Checkpoint, fingerprint
-from cdc_relay.kafka.sink import Delivery, KafkaSink
+from cdc_relay.kafka.topics import Refusal
+from cdc_relay.marker import Marker
 from cdc_relay.outbox import PENDING, OutboxEvent
+from cdc_relay.parking import Parking
 from cdc_relay.position import Position
 from cdc_relay.router import Record, Router
-from cdc_relay.store import Aggregate, Store
+from cdc_relay.store import Store
 
 log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
+_Item = tuple[OutboxEvent, Record]
 
 _QUEUED_BATCHES: Final = 16
-_CHECKPOINT_PAUSE_S: Final = 0.2
-_REOPEN_PAUSE_S: Final = 5.0
+_GROUP_ROWS: Final = 5000
+_TICK_S: Final = 0.1
 _PROGRESS_PAUSE_S: Final = 10.0
-_MARK_ROWS: Final = 2000
-_SLICE_ROWS: Final = 5000
 # A row comes out of the log a moment before its own transaction becomes visible to SELECT.
 _VISIBLE_WITHIN_S: Final = 5.0
 
@@ -54,6 +60,31 @@ class Source(Protocol):
         """Make ``batches`` return soon; called from another thread."""
         ...
 
+    def current(self) -> Position:
+        """The end of the source now."""
+        ...
+
+
+class Sink(Protocol):
+    """Delivers groups; see ``kafka.sink``."""
+
+    acknowledged: Set[int]
+    """Of the last, refused group: the records that are there nevertheless, by index."""
+
+    def deliver(
+        self, records: Sequence[Record], checkpoint: Record | None, going_on: Callable[[], bool]
+    ) -> dict[int, Refusal]:
+        """All of ``records`` and the checkpoint, or the refused ones by index."""
+        ...
+
+    def poll(self) -> None:
+        """Serve the client library's callbacks (a token to renew, an error to report)."""
+        ...
+
+    def close(self, timeout: float) -> None:
+        """Give up what is left."""
+        ...
+
 
 @dataclass(slots=True)
 class Counters:
@@ -61,86 +92,97 @@ class Counters:
 
     received: int = 0
     sent: int = 0
-    marked: int = 0
     parked: int = 0
     held: int = 0
     """Rows left pending because an earlier row of their aggregate is parked."""
+    dropped: int = 0
+    """Rows of the stream that somebody else had sent."""
     gone: int = 0
     """Rows that had to be read back and were not there any more."""
+    swept: int = 0
+    """Pending rows that were sent from the table."""
 
 
-@dataclass(slots=True)
-class _InFlight:
-    """A batch whose records are with Kafka."""
-
-    position: Position | None
-    """The boundary behind it; None where the batch goes on."""
-    events: Sequence[OutboxEvent]
-    delivery: Delivery
+class StopAskedError(Exception):
+    """The relay was asked to stop while rows were in work; they stay before the checkpoint."""
 
 
 class Relay:
-    """Runs once; not reusable. ``run`` belongs to one thread, ``stop`` to any."""
+    """One term of ownership; not reusable. ``run`` belongs to one thread, ``stop`` to any.
+
+    ``tick`` is called several times a second from ``run``'s thread; it takes part in the group and
+    raises when the shard is lost.
+    """
 
     def __init__(
-        self, settings: Settings, source: Source, router: Router, sink: KafkaSink, store: Store
+        self,
+        settings: Settings,
+        source: Source,
+        router: Router,
+        sink: Sink,
+        store: Store,
+        stopping: threading.Event,
+        tick: Callable[[], None],
+        counters: Counters,
     ) -> None:
         self._settings = settings
         self._source = source
         self._router = router
         self._sink = sink
         self._store = store
+        self._stopping = stopping
+        self._tick = tick
+        self._next_tick = 0.0
         self._batches: queue.Queue[Batch | BaseException] = queue.Queue(_QUEUED_BATCHES)
-        self._stopping = threading.Event()
-        self._in_flight: deque[_InFlight] = deque()
-        self._rows_in_flight = 0
-        self._marker = Marker(store, self._stopping)
-        self._closed: dict[Aggregate, None] = {}
-        self._position: Position | None = None
-        self._saved: Checkpoint | None = None
-        self._saving: Delivery | None = None
-        self.counters = Counters()
-
-    def stop(self) -> None:
-        """Ask ``run`` to finish what it holds and return; safe from a signal handler."""
-        self._stopping.set()
-        self._source.stop()
+        self._reading = threading.Event()
+        self._marks = settings.mark != "none"
+        self._marker = Marker(store)
+        self._parking = Parking(store, settings.on_dead)
+        self._checkpoint: Checkpoint = None  # type: ignore[assignment]
+        self._moved: Position | None = None
+        self.counters = counters
 
     def run(self, start: Checkpoint, until: Position | None = None) -> None:
-        """Carry rows from ``start`` on until ``stop``, or until everything up to ``until`` is
-        acknowledged, marked and checkpointed.
+        """Carry rows from ``start`` on until ``stopping``, or until everything up to ``until`` is
+        delivered and marked.
 
-        Returns after a clean end. Raises the source's and the sink's errors that trying again
-        cannot mend; what was acknowledged before is in the last checkpoint or will be sent again.
+        Returns after a clean end. Raises what ``tick``, the source and the sink raise; what was
+        delivered before is in the last checkpoint.
         """
-        self._position = start.position
-        self._closed = dict.fromkeys(start.closed)
+        self._checkpoint = start
+        self._parking.load(start.closed)
+        reader: threading.Thread | None = None
         try:
             self._heal(start)
-        except StopAskedError:
-            return
-        self._save(force=True)
-        reader = threading.Thread(
-            target=self._read, args=(start.position,), name="reader", daemon=True
-        )
-        reader.start()
-        self._marker.start()
-        try:
+            self._marker.start()
+            if start.sweeping:
+                self._sweep()
+            else:
+                self._delivered_checkpoint(self._next_checkpoint([], None))
+            reader = threading.Thread(target=self._read, name="reader", daemon=True)
+            reader.start()
             self._loop(until)
         except StopAskedError:
             pass
+        except SinkUnavailableError:
+            if not self._stopping.is_set():
+                raise
         finally:
-            self._stopping.set()
+            self._reading.set()
             self._source.stop()
+            with suppress(queue.Empty):
+                while True:  # room for the reader's last batch, so that it sees the end
+                    self._batches.get_nowait()
             self._finish(time.monotonic() + self._settings.stop_grace)
-            reader.join(timeout=5)
+            if reader is not None:
+                reader.join(timeout=5)
 
     # --- the reader's thread ---------------------------------------------------------------------
 
-    def _read(self, start: Position) -> None:
+    def _read(self) -> None:
         try:
-            for batch in self._source.batches(start):
-                while not self._stopping.is_set():
+            for batch in self._source.batches(self._checkpoint.position):
+                while not self._reading.is_set():
                     try:
                         self._batches.put(batch, timeout=0.5)
                         break
@@ -149,161 +191,215 @@ class Relay:
         except BaseException as error:
             self._batches.put(error)
 
-    # --- the main thread -------------------------------------------------------------------------
+    # --- the loop --------------------------------------------------------------------------------
 
     def _loop(self, until: Position | None) -> None:
-        next_reopen = next_progress = time.monotonic()
+        next_progress = time.monotonic()
         while not self._stopping.is_set():
-            batch = self._next_batch()
-            if batch is not None:
-                self._send(batch)
-            self._settle()
-            self._marker.check()
-            self._save()
-            now = time.monotonic()
-            if now >= next_reopen:
-                self._reopen()
-                next_reopen = now + _REOPEN_PAUSE_S
-            if now >= next_progress:
-                log.info("progress", position=str(self._position), **self._numbers())
-                next_progress = now + _PROGRESS_PAUSE_S
+            self._keep_up()
+            group = self._gather()
+            if group:
+                self._carry(group)
+            else:
+                self._save()
+            self._retry_parked()
+            if time.monotonic() >= next_progress:
+                self._log_progress("progress")
+                next_progress = time.monotonic() + _PROGRESS_PAUSE_S
             if until is not None and self._reached(until):
                 return
 
-    def _next_batch(self) -> Batch | None:
-        full = (
-            self._rows_in_flight >= self._settings.queue_rows
-            or self._marker.owed_count >= self._settings.queue_rows
-        )
+    def _keep_up(self) -> None:
+        """Take part in the group; raise what the marker cannot mend."""
+        now = time.monotonic()
+        if now >= self._next_tick:
+            self._next_tick = now + _TICK_S
+            self._tick()
+            self._sink.poll()
+            if self._marker.error is not None:
+                raise self._marker.error
+
+    def _gather(self) -> list[Batch]:
+        """Everything that waits, up to a bound; waits a little when nothing does."""
+        if self._marker.owed_count >= self._settings.queue_rows:
+            time.sleep(0.01)
+            return []
+        group: list[Batch] = []
+        rows = 0
         try:
-            if full:
-                self._sink.poll(0.05)
-                return None
-            if self._in_flight:
-                self._sink.poll(0)
-                item = self._batches.get(timeout=0.001)
-            else:
-                item = self._batches.get(timeout=0.05)
+            item = self._batches.get(timeout=_TICK_S / 2)
+            while True:
+                if isinstance(item, BaseException):
+                    if group:
+                        self._batches.put(item)  # first what was read before it
+                        return group
+                    raise item
+                group.append(item)
+                rows += len(item.rows)
+                if rows >= _GROUP_ROWS:
+                    return group
+                item = self._batches.get_nowait()
         except queue.Empty:
-            return None
-        if isinstance(item, BaseException):
-            raise item
-        return item
+            return group
 
-    def _send(self, batch: Batch) -> None:
-        last = max(0, len(batch.rows) - 1) // _SLICE_ROWS * _SLICE_ROWS
-        for start in range(0, last + 1, _SLICE_ROWS):
-            rows = batch.rows[start : start + _SLICE_ROWS]
-            # Only the last slice stands at a boundary.
-            self._send_rows(rows, batch.position if start == last else None)
+    def _carry(self, group: Sequence[Batch]) -> None:
+        rows = [row for batch in group for row in batch.rows]
+        position = group[-1].position
+        if not rows:
+            self._moved = position  # past other tables only: saved now and then
+            return self._save()
+        last = (len(rows) - 1) // _GROUP_ROWS * _GROUP_ROWS
+        for start in range(0, last + 1, _GROUP_ROWS):
+            faults.point("gathered")
+            items = self._route(self._events(rows[start : start + _GROUP_ROWS]))
+            faults.point("routed")
+            # Only the last part stands at a boundary.
+            self._deliver(items, position if start == last else None)
+        until = self._checkpoint.doubtful_until
+        if until is not None and position.reached(until):
+            self._checkpoint = replace(self._checkpoint, doubtful_until=None)
+        return None
 
-    def _send_rows(
-        self, rows: Sequence[OutboxEvent | UnreadRow], position: Position | None
-    ) -> None:
-        events: list[OutboxEvent] = []
-        records: list[Record] = []
-        for event in self._events(rows):
+    def _route(self, events: Iterable[OutboxEvent]) -> list[_Item]:
+        """Records of the events whose aggregate is open."""
+        items: list[_Item] = []
+        parking = self._parking
+        for event in events:
             self.counters.received += 1
-            if self._closed and (event.aggregate_type, event.aggregate_id) in self._closed:
+            if parking.any and parking.holds(event.aggregate_type, event.aggregate_id):
                 self.counters.held += 1
                 continue
             try:
-                records.append(self._router.route(event))
-                events.append(event)
+                items.append((event, self._router.route(event)))
             except UnroutableError as error:
-                self._park(event, str(error))
-        delivery = self._sink.send(records)
-        self._rows_in_flight += len(events)
-        self._in_flight.append(_InFlight(position, events, delivery))
+                self._park(event, 0, Refusal(str(error)))
+        return items
 
-    def _settle(self) -> None:
-        """Take what is acknowledged, oldest first: only then may the position move."""
-        while self._in_flight and self._in_flight[0].delivery.settled:
-            done = self._in_flight.popleft()
-            self._rows_in_flight -= len(done.events)
-            refused = done.delivery.refused
-            for index, reason in sorted(refused.items()):
-                self._park(done.events[index], reason)
-            sent = [
-                (event.id, event.event_id)
-                for index, event in enumerate(done.events)
-                if index not in refused
+    def _deliver(self, items: Sequence[_Item], position: Position | None) -> None:
+        """Deliver ``items`` and move to ``position``. Refused rows are parked and everything of
+        their aggregates stays behind them."""
+        while True:
+            items = [item for item in items if not self._is_held(item[0])]
+            checkpoint = self._next_checkpoint([event for event, _ in items], position)
+            refused = self._sink.deliver(
+                [record for _, record in items],
+                checkpoint.record(self._settings.name),
+                self._going_on,
+            )
+            if not refused:
+                self._delivered([event for event, _ in items], checkpoint)
+                return
+            there = self._sink.acknowledged
+            if there:
+                self._sent([event for index, (event, _) in enumerate(items) if index in there])
+            if len(items) > 1 and not all(refusal.certain for refusal in refused.values()):
+                # One of a batch is at fault: find it by halves, in order.
+                middle = len(items) // 2
+                self._deliver(items[:middle], None)
+                items = items[middle:]
+                continue
+            for index, refusal in sorted(refused.items()):
+                if not self._is_held(items[index][0]):
+                    self._park(items[index][0], 0, refusal)
+            items = [
+                item
+                for index, item in enumerate(items)
+                if index not in refused and index not in there
             ]
-            self.counters.sent += len(sent)
-            if self._settings.mark == "update":
-                self._marker.owe(sent)
-            self._position = done.position or self._position
+
+    def _is_held(self, event: OutboxEvent) -> bool:
+        return self._parking.any and self._parking.holds(event.aggregate_type, event.aggregate_id)
+
+    def _going_on(self) -> bool:
+        """For waits inside the sink: whether to wait on."""
+        self._keep_up()
+        return not self._stopping.is_set()
+
+    def _next_checkpoint(self, events: Sequence[OutboxEvent], to: Position | None) -> Checkpoint:
+        owed = self._marker.owed()
+        if self._marks:
+            owed += [(event.id, event.event_id) for event in events]
+        return replace(
+            self._checkpoint,
+            position=to or self._checkpoint.position,
+            owed=[(row_id, fingerprint(event_id)) for row_id, event_id in owed],
+            closed=self._parking.closed(),
+            time=time.time(),
+        )
+
+    def _delivered(self, events: Sequence[OutboxEvent], checkpoint: Checkpoint) -> None:
+        faults.point("delivered")
+        self._checkpoint = checkpoint
+        self._moved = None
+        self._sent(events)
+
+    def _sent(self, events: Sequence[OutboxEvent]) -> None:
+        self.counters.sent += len(events)
+        if self._marks and events:
+            self._marker.owe([(event.id, event.event_id) for event in events])
 
     def _save(self, *, force: bool = False) -> None:
-        """Write a checkpoint when something moved, not more often than every 200 ms."""
-        if self._saving is not None:
-            if not self._saving.settled:
-                return
-            if self._saving.refused:
-                log.error("the checkpoint was refused", reason=self._saving.refused[0])
-            self._saving = None
-        assert self._position is not None
-        last = self._saved
-        owed = self._marker.owed()
-        moved = last is None or last.position != self._position
-        moved = moved or tuple(self._closed) != tuple(last.closed if last else ())
-        if not force and not moved and (not last or bool(last.owed) == bool(owed)):
+        """Write a checkpoint without records when something but the clock has moved, not more
+        often than ``checkpoint_interval``."""
+        last = self._checkpoint
+        moved = self._moved is not None or self._parking.changed(last.closed)
+        moved = moved or bool(last.owed) != bool(self._marker.owed_count)
+        if not moved or (
+            not force and time.time() - last.time < self._settings.checkpoint_interval
+        ):
             return
-        if not force and last is not None and time.time() - last.time < _CHECKPOINT_PAUSE_S:
-            return
-        checkpoint = Checkpoint(
-            self._position,
-            [(row_id, fingerprint(event_id)) for row_id, event_id in owed],
-            tuple(self._closed),
-        )
-        self._saving = self._sink.send([checkpoint.record(self._settings.name)])
-        self._saved = checkpoint
+        to = self._moved
+        if to is not None and last.doubtful_until is not None and to.reached(last.doubtful_until):
+            self._checkpoint = replace(last, doubtful_until=None)
+        self._delivered_checkpoint(self._next_checkpoint([], to))
+
+    def _delivered_checkpoint(self, checkpoint: Checkpoint) -> None:
+        faults.point("saving")
+        self._sink.deliver([], checkpoint.record(self._settings.name), self._going_on)
+        faults.point("saved")
+        self._checkpoint = checkpoint
+        self._moved = None
 
     def _reached(self, until: Position) -> bool:
-        return (
-            not self._in_flight
-            and self._position is not None
-            and self._position.reached(until)
-            and not self._marker.owed_count
-        )
+        position = self._moved or self._checkpoint.position
+        return position.reached(until) and not self._marker.owed_count
 
     def _finish(self, deadline: float) -> None:
-        """Settle, mark and checkpoint what was sent, until ``deadline``; the rest is left in the
-        table and before the checkpoint, so the next start takes it up."""
+        """Mark what was delivered, until ``deadline``, and say so in a last checkpoint; what is
+        not finished is left to the next start."""
         try:
-            while time.monotonic() < deadline and (
-                self._in_flight or (self._marker.owed_count and self._marker.error is None)
-            ):
-                self._sink.poll(0.02)
-                self._settle()
+            if self._stopping.is_set():
+                self._marker.wait(max(0.0, deadline - time.monotonic()))
             self._marker.stop(max(0.1, deadline - time.monotonic()))
-            self._saving = None
-            self._save(force=True)
-            while time.monotonic() < deadline and not self._saving_done():
-                self._sink.poll(0.02)
+            if self._stopping.is_set() or self._moved:
+                self._tick = lambda: None
+                self._save(force=True)
+        except Exception as error:
+            log.warning("the last checkpoint was not written", reason=str(error))
         finally:
             self._sink.close(max(0.1, deadline - time.monotonic()))
-            log.info("stopped", position=str(self._position), **self._numbers())
+            self._log_progress("stopped")
 
-    def _saving_done(self) -> bool:
-        return self._saving is None or self._saving.settled
-
-    def _numbers(self) -> dict[str, int]:
-        self.counters.marked = self._marker.marked
-        return {
-            "received": self.counters.received,
-            "sent": self.counters.sent,
-            "marked": self.counters.marked,
-            "parked": self.counters.parked,
-            "held": self.counters.held,
-            "in_flight": self._rows_in_flight,
-        }
+    def _log_progress(self, what: str) -> None:
+        counters = self.counters
+        log.info(
+            what,
+            position=str(self._checkpoint.position),
+            received=counters.received,
+            sent=counters.sent,
+            marked=self._marker.marked,
+            owed=self._marker.owed_count,
+            parked=counters.parked,
+            held=counters.held,
+            dropped=counters.dropped,
+            swept=counters.swept,
+        )
 
     # --- rows that need the table ----------------------------------------------------------------
 
     def _heal(self, start: Checkpoint) -> None:
-        """Mark what the predecessor had acknowledged and not marked."""
-        if not start.owed or self._settings.mark != "update":
+        """Mark what the predecessor had delivered and not marked."""
+        if not start.owed or not self._marks:
             return
         prints = dict(start.owed)
         pending = self._patiently(lambda: self._store.events(list(prints)))
@@ -314,17 +410,73 @@ class Relay:
         ]
         if owed:
             self._patiently(lambda: self._store.mark_sent(owed))
+        faults.point("healed")
         log.info("marks of the last run healed", owed=len(start.owed), marked=len(owed))
 
-    def _events(self, rows: Sequence[OutboxEvent | UnreadRow]) -> Iterator[OutboxEvent]:
-        """The events of ``rows`` in their order; those that the log alone could not give are read
-        back together."""
+    def _sweep(self) -> None:
+        """Send what is pending in the table, in id order, before the stream starts from the anchor.
+
+        Rows committed after the anchor may be among them: up to where the log ends now, the
+        stream asks the table. A crash begins the sweep again with what is still pending.
+        """
+        log.warning("sweeping the pending rows of the table", anchor=self._checkpoint.anchor)
+        scan = self._store.scan(0, _GROUP_ROWS)
+        batches = iter(scan)
+        while True:
+            self._keep_up()
+            if self._stopping.is_set():
+                raise StopAskedError
+            batch = self._patiently(lambda: next(batches, None))
+            if batch is None:
+                break
+            for pending in batch:
+                if pending.retry_count:
+                    self._parking.tries[pending.event.id] = pending.retry_count
+            items = self._route(pending.event for pending in batch)
+            scan.closed.update(
+                (kind, key) for kind, key in self._parking.closed() if key is not None
+            )
+            self._deliver(items, None)
+            self.counters.swept += len(items)
+            while self._marker.owed_count >= self._settings.queue_rows:
+                self._keep_up()
+                time.sleep(0.01)
+        for kind, key in scan.closed:
+            self._parking.close(kind, key)
+        faults.point("swept")
+        end = self._patiently(self._source.current)
+        self._checkpoint = replace(self._checkpoint, sweeping=False, doubtful_until=end)
+        self._delivered_checkpoint(self._next_checkpoint([], None))
+        log.warning("sweep done; the stream starts", rows=self.counters.swept, until=str(end))
+
+    def _events(self, rows: Sequence[OutboxEvent | UnreadRow]) -> list[OutboxEvent]:
+        """The events of ``rows`` in their order, without those that somebody else has sent."""
         unread = {row.id: row.reason for row in rows if isinstance(row, UnreadRow)}
         found = self._read_back(unread) if unread else {}
-        for row in rows:
-            event = row if isinstance(row, OutboxEvent) else found.get(row.id)
-            if event is not None:
-                yield event
+        events = [
+            event
+            for row in rows
+            if (event := row if isinstance(row, OutboxEvent) else found.get(row.id)) is not None
+        ]
+        if self._checkpoint.doubtful_until is None or not events:
+            return events
+        there = {
+            event.id: (event.event_id, status)
+            for event, status in self._patiently(
+                lambda: self._store.rows([event.id for event in events])
+            )
+        }
+        wanted = [event for event in events if self._is_wanted(event, there.get(event.id))]
+        self.counters.dropped += len(events) - len(wanted)
+        return wanted
+
+    def _is_wanted(self, event: OutboxEvent, row: tuple[str, int] | None) -> bool:
+        if self._marker.owes(event.id, event.event_id):
+            return False
+        if row is None or row[0] != event.event_id:
+            # Gone: marked by deletion, or deleted by the service, which takes nothing back.
+            return self._settings.mark != "delete"
+        return row[1] == PENDING
 
     def _read_back(self, unread: dict[int, str]) -> dict[int, OutboxEvent]:
         """The pending ones among these rows. Those that are not pending any more were sent, or
@@ -338,6 +490,7 @@ class Relay:
             there = {event.id for event, _ in rows}
             missing = [row_id for row_id in missing if row_id not in there]
             if missing:
+                self._keep_up()
                 time.sleep(0.02)
         if missing and self._stopping.is_set():
             raise StopAskedError
@@ -351,132 +504,63 @@ class Relay:
             )
         return found
 
-    def _park(self, event: OutboxEvent, reason: str) -> None:
-        """Close the event's aggregate and put the row on the ladder; the compensator sends it."""
-        self._closed[event.aggregate_type, event.aggregate_id] = None
-        self.counters.parked += 1
-        failure = self._patiently(lambda: self._store.record_failure(event, 0, reason))
-        log.error(
-            "row parked; its aggregate waits",
-            event_id=event.event_id,
-            aggregate_type=event.aggregate_type,
-            aggregate_id=event.aggregate_id,
-            event_type=event.event_type,
-            reason=reason,
-            outcome=failure.outcome,
-        )
+    # --- parked rows -----------------------------------------------------------------------------
 
-    def _reopen(self) -> None:
-        """Let the aggregates flow again whose pending rows are all sent: everything committed up
-        to now is out, so what the stream brings from now on is in order."""
-        for aggregate in list(self._closed):
+    def _park(self, event: OutboxEvent, tries: int, refusal: Refusal) -> None:
+        self.counters.parked += 1
+        faults.point("parking")
+        tries = self._parking.tries.pop(event.id, tries)
+        self._patiently(lambda: self._parking.park(event, tries, refusal))
+
+    def _retry_parked(self) -> None:
+        """Try the aggregates again whose time has come, and let those flow that have nothing
+        pending any more."""
+        for aggregate in self._parking.due():
+            rows = self._patiently(lambda a=aggregate: self._parking.rows(a))  # type: ignore[misc]
+            if rows is None:
+                continue
+            if rows:
+                self._retry(aggregate, rows)
+            else:
+                # What was committed until now is sent, or in the table for the stream to ask.
+                end = self._patiently(self._source.current)
+                self._checkpoint = replace(self._checkpoint, doubtful_until=end)
+                self._parking.open(aggregate)
+
+    def _retry(
+        self, aggregate: tuple[str, str | None], rows: list[tuple[OutboxEvent, int]]
+    ) -> None:
+        """Send the pending rows of a parked aggregate in order, up to the first refusal."""
+        self._parking.open(aggregate, quietly=True)
+        items: list[_Item] = []
+        for event, tries in rows:
+            if tries:
+                self._parking.tries[event.id] = tries
+            if self._is_held(event):
+                continue
             try:
-                if not self._store.has_pending(*aggregate):
-                    del self._closed[aggregate]
-                    log.info(
-                        "aggregate flows again",
-                        aggregate_type=aggregate[0],
-                        aggregate_id=aggregate[1],
-                    )
-            except SourceUnavailableError:
-                return
+                items.append((event, self._router.route(event)))
+            except UnroutableError as error:
+                self._park(event, tries, Refusal(str(error)))
+        before = self.counters.sent
+        try:
+            self._deliver(items, None)
+        finally:
+            # It flows again only when nothing of it is pending (checked at the next turn).
+            self._parking.close(*aggregate, sent=self.counters.sent > before)
+        for event, _ in rows:
+            self._parking.tries.pop(event.id, None)
 
     def _patiently(self, action: Callable[[], _T]) -> _T:
-        return patiently(action, self._stopping)
-
-
-class Marker:
-    """Marks acknowledged rows as sent, in a thread of its own, in batches.
-
-    ``owe`` and ``owed`` belong to the relay's thread. A database that is away costs nothing but
-    time: the rows stay owed, and the checkpoint names them.
-    """
-
-    def __init__(self, store: Store, stopping: threading.Event) -> None:
-        self._store = store
-        self._stopping = stopping
-        self._lock = threading.Condition()
-        self._owed: dict[int, str] = {}
-        self._ended = False
-        self.marked = 0
-        self.error: BaseException | None = None
-        """Why it ended by itself; what is owed stays owed."""
-        self._thread = threading.Thread(target=self._run, name="marker", daemon=True)
-
-    def start(self) -> None:
-        """Start marking."""
-        self._thread.start()
-
-    def owe(self, rows: Iterable[tuple[int, str]]) -> None:
-        """Add acknowledged rows."""
-        with self._lock:
-            self._owed.update(rows)
-            self._lock.notify()
-
-    @property
-    def owed_count(self) -> int:
-        """Rows that are acknowledged and not yet marked."""
-        return len(self._owed)
-
-    def owed(self) -> list[tuple[int, str]]:
-        """Those rows."""
-        with self._lock:
-            return list(self._owed.items())
-
-    def check(self) -> None:
-        """Raise what ended the thread: an error that trying again cannot mend."""
-        if self.error is not None:
-            raise self.error
-
-    def stop(self, timeout: float) -> None:
-        """End the thread after the statement it is in."""
-        with self._lock:
-            self._ended = True
-            self._lock.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout)
-
-    def _run(self) -> None:
+        """Run ``action`` until the database answers, with growing pauses. Raises
+        ``StopAskedError`` when it does not and the relay is asked to stop."""
+        pause = 0.1
         while True:
-            with self._lock:
-                while not self._owed and not self._ended:
-                    self._lock.wait(0.5)
-                if self._ended:
-                    return
-                rows = []
-                for row in self._owed.items():
-                    rows.append(row)
-                    if len(rows) >= _MARK_ROWS:
-                        break
             try:
-                self.marked += self._store.mark_sent(rows)
+                return action()
             except SourceUnavailableError as error:
-                log.warning("marks wait for the database", owed=len(self._owed), reason=str(error))
-                self._stopping.wait(1.0)
-                continue
-            except BaseException as error:
-                self.error = error
-                return
-            with self._lock:
-                for row_id, event_id in rows:
-                    if self._owed.get(row_id) == event_id:
-                        del self._owed[row_id]
-
-
-class StopAskedError(Exception):
-    """The relay was asked to stop while a row was in work; the row stays before the checkpoint."""
-
-
-def patiently(action: Callable[[], _T], stopping: threading.Event) -> _T:
-    """Run ``action`` until the database answers, with growing pauses. Raises ``StopAskedError``
-    when it does not and ``stopping`` is set."""
-    pause = 0.1
-    while True:
-        try:
-            return action()
-        except SourceUnavailableError as error:
-            if stopping.is_set():
-                raise StopAskedError from None
-            log.warning("waiting for the database", reason=str(error), retry_in_seconds=pause)
-            stopping.wait(pause)
-            pause = min(pause * 2, 5.0)
+                log.warning("waiting for the database", reason=str(error), retry_in_seconds=pause)
+                if self._stopping.wait(pause):
+                    raise StopAskedError from None
+                self._keep_up()
+                pause = min(pause * 2, 5.0)

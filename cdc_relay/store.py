@@ -86,6 +86,7 @@ class Store:
         *,
         max_tries: int = 10,
         on_dead: Literal["block", "release"] = "block",
+        mark: Literal["update", "delete"] = "update",
     ) -> None:
         """``max_tries`` failures are forgiven, the next one makes a row dead; ``on_dead`` decides
         whether a dead row keeps later events of its aggregate back."""
@@ -94,17 +95,22 @@ class Store:
         self._table = shape.quoted
         self._max_tries = max_tries
         self._on_dead = on_dead
+        self._mark = mark
         sent_at = ", sent_at = UTC_TIMESTAMP(6)" if "sent_at" in shape.columns else ""
         # Driven by the primary key whatever the optimizer's statistics say: rows are locked in
         # id order, the same in every session, so two of them wait instead of deadlocking.
-        self._mark_head = (
-            f"UPDATE {self._table}{shape.force_index('id')}"
-            f" SET status = {SENT}{sent_at}, updated_at = UTC_TIMESTAMP(6) WHERE id IN ("
+        change = (
+            f"DELETE FROM {self._table}"
+            if mark == "delete"
+            else f"UPDATE {self._table}{shape.force_index('id')}"
+            f" SET status = {SENT}{sent_at}, updated_at = UTC_TIMESTAMP(6)"
         )
+        self._mark_head = change + " WHERE id IN ("
         self._mark_tail = f") AND event_id IN %s AND status = {PENDING}"
 
     def mark_sent(self, rows: Sequence[tuple[int, str]]) -> int:
-        """Mark the pending rows among ``rows``, (id, event_id) each, as sent; return how many.
+        """Mark the pending rows among ``rows``, (id, event_id) each, as sent (or delete them, as
+        ``mark`` says); return how many.
 
         One UPDATE, one transaction, for up to 5,000 rows; more are split. A row is known by id
         and event_id together, so an id that was given out again after TRUNCATE is left alone.
@@ -129,6 +135,8 @@ class Store:
         same = ", ".join(f"{name} = {name}" for name in columns)
         # No row has that status; the grant is asked for all the same.
         self._update(f"UPDATE {self._table} SET {same} WHERE id = 0 AND status = -1", ())
+        if self._mark == "delete":
+            self._update(f"DELETE FROM {self._table} WHERE id = 0 AND status = -1", ())
 
     def scan(self, older_than_s: float, limit: int) -> PendingScan:
         """Return a scan over the rows that are pending for longer than ``older_than_s`` seconds
@@ -216,10 +224,34 @@ class Store:
             return Failure("gone", retry_count, 0)
         return Failure("dead" if dead else "retry", tries, delay_s)
 
+    def waiting(
+        self, aggregate_type: str, aggregate_id: str | None, limit: int
+    ) -> list[tuple[PendingEvent, bool]]:
+        """Return the first pending rows of an aggregate (of a whole type where ``aggregate_id`` is
+        None) in id order, each with whether its next try is later."""
+        condition = "" if aggregate_id is None else " AND aggregate_id = %s"
+        parameters = (aggregate_type,) if aggregate_id is None else (aggregate_type, aggregate_id)
+        hint = self._shape.force_index("status", "aggregate_type", "aggregate_id")
+        found = self._read(
+            f"SELECT id, COALESCE(next_retry_time > UTC_TIMESTAMP(6), FALSE) FROM {self._table}"
+            f"{hint} WHERE status = {PENDING} AND aggregate_type = %s{condition}"
+            f" ORDER BY id LIMIT {int(limit)}",
+            parameters,
+        )
+        later = {int(row_id): bool(waits) for row_id, waits in found}
+        return [(pending, later[pending.event.id]) for pending in self.events(list(later))]
+
+    def has_dead(self, aggregate_type: str, aggregate_id: str) -> bool:
+        """Whether a row of the aggregate is dead."""
+        return self._has(DEAD, aggregate_type, aggregate_id)
+
     def has_pending(self, aggregate_type: str, aggregate_id: str) -> bool:
         """Whether a row of the aggregate is pending."""
+        return self._has(PENDING, aggregate_type, aggregate_id)
+
+    def _has(self, status: int, aggregate_type: str, aggregate_id: str) -> bool:
         sql = (
-            f"SELECT 1 FROM {self._table} WHERE status = {PENDING}"
+            f"SELECT 1 FROM {self._table} WHERE status = {status}"
             " AND aggregate_type = %s AND aggregate_id = %s LIMIT 1"
         )
         return bool(self._read(sql, (aggregate_type, aggregate_id)))

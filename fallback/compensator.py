@@ -35,7 +35,7 @@ class Delivery(Protocol):
 
 
 class Sink(Protocol):
-    """What the compensator needs of ``cdc_relay.kafka.sink.KafkaSink``."""
+    """What the compensator needs of ``cdc_relay.kafka.sink.IdempotentSink``."""
 
     def send(self, records: Sequence[Record]) -> Any:
         """Queue the records in order and return their delivery at once."""

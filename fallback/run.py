@@ -15,7 +15,7 @@ import structlog
 from cdc_relay.config import Settings
 from cdc_relay.database import connected, describe_table, engine
 from cdc_relay.errors import CdcRelayError, SinkUnavailableError, SourceUnavailableError
-from cdc_relay.kafka.sink import KafkaSink
+from cdc_relay.kafka.sink import IdempotentSink
 from cdc_relay.router import Router
 from cdc_relay.store import Store
 
@@ -67,10 +67,10 @@ def run(settings: Settings, *, loop: bool = False) -> Summary:
     return summary
 
 
-def _open_sink(settings: Settings) -> KafkaSink:
+def _open_sink(settings: Settings) -> IdempotentSink:
     # A wave is queued in one go and then waited for: lingering for more would only cost time.
     kafka = {"linger.ms": "1", **settings.kafka}
-    return KafkaSink(
+    return IdempotentSink(
         settings.model_copy(update={"kafka": kafka}), f"cdc-relay-{settings.name}-compensator"
     )
 

@@ -15,11 +15,15 @@ from dataclasses import dataclass
 from struct import unpack_from
 from typing import Final, Self
 
+import structlog
+
 from cdc_relay.binlog import rows, values
 from cdc_relay.binlog.rows import SKIP, Column, Layout, UnreadRow, decode_rows
 from cdc_relay.binlog.values import decimal_size
 from cdc_relay.errors import SourceError
 from cdc_relay.outbox import OutboxEvent
+
+log = structlog.get_logger(__name__)
 
 # Type codes of the log (``enum_field_types``), with MariaDB's compressed columns.
 TINY, SHORT, LONG, FLOAT, DOUBLE = 1, 2, 3, 4, 5
@@ -520,6 +524,11 @@ class LayoutResolver:
                     break
             if row is None:
                 self.lost += 1
+                log.error(
+                    "a row of the log cannot be told: the log does not name its columns, they are "
+                    "not those of the table now, and the table does not hold it any more",
+                    rows=self.lost,
+                )
             else:
                 found.append(UnreadRow(row.id, "the log does not name the columns of this row"))
         return found

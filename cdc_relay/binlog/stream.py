@@ -12,12 +12,12 @@ connection".
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import ssl
 import threading
 import time
 import uuid
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from struct import pack
@@ -157,6 +157,10 @@ class BinlogSource:
         """Ask the server who and where it is."""
         with contextlib.closing(self._control()) as connection:
             return inspect(connection)
+
+    def current(self) -> Position:
+        """The end of the server's binlog now."""
+        return self.inspect().position
 
     def _load_columns(self) -> list[SchemaColumn]:
         with contextlib.closing(self._control()) as connection, connection.cursor() as cursor:
@@ -530,6 +534,7 @@ def _binlog_status(cursor: Any) -> tuple[Any, ...] | None:
     return row
 
 
-def default_server_id(name: str) -> int:
-    """A replica server id derived from the relay's name: the same at every start, rarely taken."""
-    return 1_000_000_000 + zlib.crc32(name.encode()) % 3_000_000_000
+def random_server_id() -> int:
+    """A replica server id that is rarely taken. Each process has one of its own: a relay that was
+    replaced and does not know it yet must not throw its successor out of the server."""
+    return random.randrange(1_000_000_000, 4_000_000_000)

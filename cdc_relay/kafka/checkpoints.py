@@ -58,8 +58,16 @@ class Checkpoint:
     position: Position
     owed: Sequence[tuple[int, int]] = ()
     """(id, fingerprint of the event id) of acknowledged rows whose mark is not known to be done."""
-    closed: Sequence[tuple[str, str]] = ()
-    """(aggregate_type, aggregate_id) of the aggregates that wait behind a refused row."""
+    closed: Sequence[tuple[str, str | None]] = ()
+    """(aggregate_type, aggregate_id) of the aggregates that wait behind a refused row; None in
+    the second place is a whole type, whose topic cannot be written to."""
+    sweeping: bool = False
+    """Whether pending rows of the table still have to be sent before the stream starts."""
+    doubtful_until: Position | None = None
+    """Up to here a row of the stream may have been sent by a sweep, a retry or the compensator:
+    the table tells."""
+    anchor: str = ""
+    """Why the stream was anchored anew at some time, in words; empty where it never was."""
     time: float = field(default_factory=time.time)
     """When it was made, seconds since 1970."""
 
@@ -74,6 +82,9 @@ class Checkpoint:
             "time": self.time,
             "position": self.position.to_json(),
             "closed": [list(aggregate) for aggregate in self.closed],
+            **({"sweeping": True} if self.sweeping else {}),
+            **({"doubtful_until": self.doubtful_until.to_json()} if self.doubtful_until else {}),
+            **({"anchor": self.anchor} if self.anchor else {}),
             "owed": len(self.owed),
         }
         tail = b"".join([struct.pack("<QI", row_id, print_) for row_id, print_ in self.owed])
@@ -90,10 +101,14 @@ class Checkpoint:
             owed = [(row_id, print_) for row_id, print_ in struct.iter_unpack("<QI", tail)]
             if len(owed) != head["owed"]:
                 raise ValueError("the list of owed marks is cut")
+            until = head.get("doubtful_until")
             return cls(
                 Position.from_json(head["position"]),
                 owed,
                 [(kind, key) for kind, key in head["closed"]],
+                bool(head.get("sweeping")),
+                Position.from_json(until) if until else None,
+                str(head.get("anchor", "")),
                 head["time"],
             )
         except (ValueError, KeyError, TypeError, struct.error) as error:

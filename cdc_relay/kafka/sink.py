@@ -1,48 +1,75 @@
-"""The sink: records to Kafka, in order, each one accounted for by its delivery report.
+"""The sink: records to Kafka, in order, each one accounted for.
 
-``flush()`` returning zero does not mean delivered; only the report of each record does. Facts
-about librdkafka: its INTRODUCTION.md, "Idempotent Producer" and "Message reliability".
+Two sinks with one promise, ``deliver``: all of a group or none of it, and the checkpoint behind it.
+``TransactionalSink`` keeps it also when the process is killed: group, checkpoint and the group
+offset are one Kafka transaction. ``IdempotentSink`` acknowledges the group first and writes the
+checkpoint then, so a crash in between sends the group again.
+
+Facts about librdkafka: its INTRODUCTION.md, "Idempotent Producer", "Transactional Producer" and
+"Message reliability". ``flush()`` returning zero does not mean delivered; only the delivery report
+of each record, or the commit of the transaction, does.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Final
 
+import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from cdc_relay import faults
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, SinkUnavailableError
-from cdc_relay.kafka.client import base_config, create, text
+from cdc_relay.kafka.client import base_config, create, sink_error, text
+from cdc_relay.kafka.membership import Membership
+from cdc_relay.kafka.topics import Refusal, Topics
 from cdc_relay.router import Record
 
-# Errors that are one record's, or its topic's, fault: the brokers are well.
+log = structlog.get_logger(__name__)
+
+# Errors that are one record's fault: the brokers and the topic are well.
 _RECORD_FAULTS: Final = frozenset(
     (
         KafkaError.MSG_SIZE_TOO_LARGE,
         KafkaError.RECORD_LIST_TOO_LARGE,
         KafkaError.INVALID_MSG,
         KafkaError.INVALID_RECORD,
-        KafkaError.TOPIC_EXCEPTION,
         KafkaError.INVALID_TIMESTAMP,
-        KafkaError._UNKNOWN_TOPIC,
         KafkaError._UNKNOWN_PARTITION,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.POLICY_VIOLATION,
         KafkaError._INVALID_ARG,
     )
 )
+# Errors that are a topic's fault.
+_TOPIC_FAULTS: Final = frozenset(
+    (
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+    )
+)
+# A record this large may be refused by its topic's own limit: it goes alone, so that what follows
+# it in its aggregate has not left yet when the refusal comes.
+_LARGE_BYTES: Final = 64 * 1024
+
+
+class FencedError(SinkError):
+    """Another member owns the shard now, or the producer cannot go on: what was not committed is
+    not there, and the last checkpoint tells what is."""
 
 
 class Delivery:
     """What became of the records of one ``send``. Filled while the sink is polled."""
 
-    __slots__ = ("_waiting", "refused")
+    __slots__ = ("_waiting", "refused", "sent")
 
     def __init__(self, count: int) -> None:
         self._waiting = count
+        self.sent = count
+        """How many of the sequence were sent: all, unless one was refused at once."""
         self.refused: dict[int, str] = {}
         """Index in the sent sequence to the reason; only faults of the record or its topic."""
 
@@ -52,7 +79,21 @@ class Delivery:
         return self._waiting == 0
 
 
-class KafkaSink:
+def _producer_config(settings: Settings, client_id: str) -> dict[str, Any]:
+    return {
+        # Defaults that a user may change. Who sends a group waits for it: lingering only delays.
+        "linger.ms": 1,
+        "compression.type": "lz4",
+        "queue.buffering.max.kbytes": 32 * 1024,
+        **base_config(settings, client_id),
+        # Settings that the guarantees rest on.
+        "acks": "all",
+        "enable.idempotence": True,
+        "partitioner": "murmur2_random",
+    }
+
+
+class IdempotentSink:
     """An idempotent producer (``acks=all``), Java-compatible partitions (``murmur2_random``).
 
     Order: records of one key reach their partition in the order of ``send``, also across
@@ -63,26 +104,69 @@ class KafkaSink:
     def __init__(self, settings: Settings, client_id: str) -> None:
         """Connects in the background; raises ``ConfigError`` for a property that is wrong."""
         self._fatal: KafkaError | None = None
+        self.acknowledged: Set[int] = set()
+        """Records of the last ``deliver`` that are there although it was refused, by index."""
         self._producer: Any = create(
             Producer,
             {
-                # Defaults that a user may change.
-                "linger.ms": 5,
-                "compression.type": "lz4",
-                "queue.buffering.max.kbytes": 32 * 1024,
-                **base_config(settings, client_id),
-                # Settings that the guarantees rest on.
-                "acks": "all",
-                "enable.idempotence": True,
-                "partitioner": "murmur2_random",
+                **_producer_config(settings, client_id),
                 "message.timeout.ms": 0,
                 "error_cb": self._on_error,
             },
         )
+        self._topics = Topics(self._producer)
+
+    def deliver(
+        self,
+        records: Sequence[Record],
+        checkpoint: Record | None,
+        going_on: Callable[[], bool],
+    ) -> dict[int, Refusal]:
+        """Send ``records`` in order, wait for their acknowledgements, then for the checkpoint's.
+
+        An empty result: all of it is there. Otherwise the refused records by their index, and the
+        checkpoint was not written; those before a refused one may be there, none behind it of its
+        key. Raises ``SinkUnavailableError`` when ``going_on`` turns false while the brokers are
+        away, ``FencedError`` when the producer cannot go on.
+        """
+        self.acknowledged = set()
+        refused = self._topics.refused(records)
+        if refused:
+            return refused
+        start = 0
+        for index, record in enumerate(records):
+            if record.value is not None and len(record.value) >= _LARGE_BYTES:
+                for first, stop in ((start, index), (index, index + 1)):
+                    refused = self._send_and_wait(records[first:stop], going_on, first)
+                    if refused:
+                        return refused
+                start = index + 1
+        refused = self._send_and_wait(records[start:], going_on, start)
+        faults.point("produced")
+        if not refused and checkpoint is not None:
+            lost = self._send_and_wait([checkpoint], going_on, 0)
+            if lost:
+                raise SinkError(f"the checkpoint was refused: {lost[0].reason}")
+        return refused
+
+    def _send_and_wait(
+        self, records: Sequence[Record], going_on: Callable[[], bool], first: int
+    ) -> dict[int, Refusal]:
+        delivery = self.send(records)
+        while not delivery.settled:
+            self.poll(0.05)
+            if not delivery.settled and not going_on():
+                raise SinkUnavailableError("stopped while the brokers do not answer")
+        refused = {first + index: Refusal(reason) for index, reason in delivery.refused.items()}
+        self.acknowledged |= {
+            index for index in range(first, first + delivery.sent) if index not in refused
+        }
+        return refused
 
     def send(self, records: Sequence[Record]) -> Delivery:
         """Queue the records in order and return at once, or, while the queue is full, as soon as
-        there is room. Raises ``SinkError`` when the producer cannot go on."""
+        there is room. Behind a record that is refused at once, none of its key is sent: they are
+        refused with it. Raises ``SinkError`` when the producer cannot go on."""
         delivery = Delivery(len(records))
         produce, poll = self._producer.produce, self._producer.poll
         for index, record in enumerate(records):
@@ -105,11 +189,16 @@ class KafkaSink:
                 except KafkaException as error:
                     report(error.args[0], None)
                     break
+            if delivery.refused:
+                # Whatever follows is sent again without what was refused.
+                delivery._waiting -= len(records) - index - 1
+                delivery.sent = index + 1
+                break
         poll(0)
         self._check()
         return delivery
 
-    def poll(self, timeout: float) -> None:
+    def poll(self, timeout: float = 0.0) -> None:
         """Serve delivery reports, waiting up to ``timeout`` seconds for the first one. Raises
         ``SinkError`` when the producer cannot go on."""
         self._producer.poll(timeout)
@@ -139,10 +228,10 @@ class KafkaSink:
 
     def _check(self) -> None:
         if self._fatal is not None:
-            raise SinkError(f"the Kafka producer cannot go on: {text(self._fatal)}")
+            raise FencedError(f"the Kafka producer cannot go on: {text(self._fatal)}")
 
     def _failed(self, delivery: Delivery, index: int, error: KafkaError) -> None:
-        if error.code() in _RECORD_FAULTS:
+        if error.code() in _RECORD_FAULTS or error.code() in _TOPIC_FAULTS:
             delivery.refused[index] = text(error)
         elif error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
             return  # closing: never settled, so never marked
@@ -157,7 +246,7 @@ class _Report:
 
     __slots__ = ("_delivery", "_index", "_sink")
 
-    def __init__(self, sink: KafkaSink, delivery: Delivery, index: int) -> None:
+    def __init__(self, sink: IdempotentSink, delivery: Delivery, index: int) -> None:
         self._sink = sink
         self._delivery = delivery
         self._index = index
@@ -167,3 +256,181 @@ class _Report:
             self._delivery._waiting -= 1
         else:
             self._sink._failed(self._delivery, self._index, error)
+
+
+class TransactionalSink:
+    """A transactional producer, bound to the member's generation (KIP-447).
+
+    Not thread-safe. ``__init__`` fences every earlier producer of the shard and ends its open
+    transaction, so the last checkpoint that can be read afterwards is final.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        shard: int,
+        membership: Membership,
+        going_on: Callable[[], bool],
+    ) -> None:
+        """Waits for the brokers while ``going_on``. Raises ``SinkUnavailableError`` when it turned
+        false, ``SinkError`` when the producer is refused."""
+        self._settings = settings
+        self._membership = membership
+        self._shard = shard
+        self._refused: dict[bytes, KafkaError] = {}
+        self.acknowledged: Set[int] = frozenset()
+        """A transaction that is not committed is not there: always empty."""
+        timeout_ms = int(settings.transaction_timeout * 1000)
+        self._producer: Any = create(
+            Producer,
+            {
+                **_producer_config(settings, f"cdc-relay-{settings.name}-{shard}"),
+                "transactional.id": f"cdc-relay.{settings.name}.{shard}",
+                "transaction.timeout.ms": timeout_ms,
+                "message.timeout.ms": timeout_ms,
+                # The commit is the acknowledgement; only refusals are reported one by one.
+                "delivery.report.only.error": True,
+            },
+        )
+        self._topics = Topics(self._producer)
+        while True:
+            try:
+                self._producer.init_transactions(5.0)
+                return
+            except KafkaException as error:
+                if not error.args[0].retriable() or not going_on():
+                    raise sink_error(error, self._settings, "cannot start transactions") from None
+                log.warning("waiting for Kafka", reason=text(error))
+
+    def deliver(
+        self,
+        records: Sequence[Record],
+        checkpoint: Record | None,
+        going_on: Callable[[], bool],
+    ) -> dict[int, Refusal]:
+        """Commit ``records`` and ``checkpoint`` in one transaction.
+
+        An empty result: all of it is there, for ever. Otherwise the refused records by their
+        index, and nothing is there. Brokers that are away are waited for; raises
+        ``SinkUnavailableError`` when ``going_on`` turns false meanwhile, and ``FencedError`` when
+        the producer cannot go on, in which case the last checkpoint tells whether it is there.
+        """
+        refused = self._topics.refused(records)
+        if refused:
+            return refused
+        pause = 0.05
+        while True:
+            try:
+                self._producer.begin_transaction()
+                faults.point("begun")
+                refused = self._produce(records)
+                faults.point("produced")
+                if not refused:
+                    self._commit(checkpoint)
+                    return {}
+            except KafkaException as error:
+                inner = error.args[0]
+                if inner.fatal():
+                    raise FencedError(f"the Kafka producer cannot go on: {text(error)}") from None
+                log.warning("transaction given up", reason=text(error))
+            self._abort(going_on)
+            refused = refused or self._reported(records)
+            if refused:
+                return refused
+            if not going_on():
+                raise SinkUnavailableError("stopped while the brokers do not answer")
+            time.sleep(pause)
+            pause = min(pause * 2, 2.0)
+
+    def _produce(self, records: Sequence[Record]) -> dict[int, Refusal]:
+        self._refused.clear()
+        refused: dict[int, Refusal] = {}
+        produce, poll, report = self._producer.produce, self._producer.poll, self._report
+        for index, record in enumerate(records):
+            while True:
+                try:
+                    produce(
+                        record.topic,
+                        record.value,
+                        record.key,
+                        record.partition,
+                        report,
+                        timestamp=record.timestamp_ms,
+                        headers=record.headers,
+                    )
+                    break
+                except BufferError:
+                    poll(0.1)
+                except KafkaException as error:
+                    if error.args[0].code() not in _RECORD_FAULTS:
+                        raise
+                    refused[index] = Refusal(text(error))
+                    break
+        return refused
+
+    def _commit(self, checkpoint: Record | None) -> None:
+        if checkpoint is not None:
+            self._producer.produce(
+                checkpoint.topic, checkpoint.value, checkpoint.key, checkpoint.partition
+            )
+        self._producer.send_offsets_to_transaction(
+            self._membership.offsets(self._shard), self._membership.metadata()
+        )
+        faults.point("committing")
+        while True:
+            try:
+                self._producer.commit_transaction()
+                return
+            except KafkaException as error:
+                # The outcome is open until the coordinator has answered: ask again.
+                if not error.args[0].retriable():
+                    raise
+
+    def _abort(self, going_on: Callable[[], bool]) -> None:
+        while True:
+            try:
+                self._producer.abort_transaction()
+                return
+            except KafkaException as error:
+                inner = error.args[0]
+                if inner.fatal() or not inner.retriable():
+                    raise FencedError(f"the Kafka producer cannot go on: {text(error)}") from None
+                if not going_on():
+                    raise SinkUnavailableError(text(error)) from None
+                log.warning("waiting for Kafka", reason=text(error))
+
+    def _report(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None and (error.code() in _RECORD_FAULTS or error.code() in _TOPIC_FAULTS):
+            self._refused[_event_id(message.headers())] = error
+
+    def _reported(self, records: Sequence[Record]) -> dict[int, Refusal]:
+        """The refusals that the brokers reported, as indices of ``records``."""
+        if not self._refused:
+            return {}
+        certain = len(records) == 1
+        result: dict[int, Refusal] = {}
+        for index, record in enumerate(records):
+            error = self._refused.get(_event_id(record.headers))
+            if error is not None:
+                topic = error.code() in _TOPIC_FAULTS
+                result[index] = Refusal(text(error), topic, certain or topic)
+                if topic:
+                    self._topics.forget(record.topic)
+        return result
+
+    def poll(self) -> None:
+        """Serve the client library's callbacks."""
+        self._producer.poll(0)
+
+    def close(self, timeout: float) -> None:
+        """Give up what is queued; nothing of an open transaction is seen by anybody."""
+        self._producer.purge()
+        self._producer.flush(min(timeout, 1.0))
+
+
+def _event_id(headers: Any) -> bytes:
+    """The ``id`` header of a record, in the form in which it was given or comes back."""
+    for name, value in headers or ():
+        if name == "id":
+            return bytes(value or b"")
+    return b""

@@ -5,23 +5,23 @@ relay, compensator and Kafka where marks, restarts or both ways are."""
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from cdc_relay.binlog.rows import UnreadRow
+from cdc_relay.kafka.checkpoints import Checkpoint
 from cdc_relay.outbox import OutboxEvent
 from cdc_relay.position import Position
-from dev.mysql import MySQL
-from dev.server import Server
+from dev.database import Database as DatabaseServer
 from tests.support.harness import Harness
 from tests.support.source import Session, SourceUnderTest
 from tests.support.sql import INSERT, Database, row
 
 MakeHarness = Callable[..., Harness]
-
-
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def mysql_source(mysql: Database) -> Iterator[SourceUnderTest]:
 
 
 @pytest.fixture
-def own_source(own_server: Server) -> Iterator[SourceUnderTest]:
+def own_source(own_server: DatabaseServer) -> Iterator[SourceUnderTest]:
     """An outbox on a server that may be reconfigured: MySQL without and with GTIDs, MariaDB."""
     with Database.create(own_server.url()) as database:
         database.create_outbox()
@@ -57,7 +57,7 @@ def test_every_row_of_a_statement_counts(
 ) -> None:
     """One INSERT with several VALUES, INSERT ... SELECT, LOAD DATA: readers that took only the
     first row of an event lost the rest."""
-    server: MySQL = request.getfixturevalue(name)
+    server: DatabaseServer = request.getfixturevalue(name)
     keys = [f"k{number}" for number in range(500)]
     file = tmp_path / "rows.tsv"
     file.write_text("".join(f"l-{key}\torder\tl-{key}\tLOADED\t{{}}\n" for key in keys))
@@ -229,18 +229,23 @@ def test_rows_that_the_log_does_not_hold_go_out_through_the_compensator(shop: Ha
         session.ins("logged")
     shop.wait_sent(1)
     assert [message.key for message in shop.messages()] == ["logged"]
-    shop.until(lambda: relay.logged("rows were written in statement format; the compensator will "
-                                    "deliver them"))
+    shop.until(
+        lambda: relay.logged(
+            "rows were written in statement format; the compensator will deliver them"
+        )
+    )
     assert shop.compensate()["sent"] == 2
     assert shop.compensate()["sent"] == 0
     assert sorted(message.key for message in shop.messages()) == [
-        "as-statement", "logged", "unlogged",
+        "as-statement",
+        "logged",
+        "unlogged",
     ]
     assert relay.terminate() == 0
 
 
 def test_a_server_that_logs_statements_is_refused(
-    own_server: Server, harness: MakeHarness
+    own_server: DatabaseServer, harness: MakeHarness
 ) -> None:
     with Database.create(own_server.url()) as database:
         shop = harness(database)
@@ -277,9 +282,7 @@ def test_columns_that_the_image_lacks_are_read_back(shop: Harness) -> None:
         session.run("SET SESSION binlog_row_image = NOBLOB")
         session.ins("noblob", payload={"a": 1})
     shop.wait_sent(4)
-    expected = database.sql(
-        f"SELECT aggregate_id, event_id, payload FROM {shop.table} ORDER BY id"
-    )
+    expected = database.sql(f"SELECT aggregate_id, event_id, payload FROM {shop.table} ORDER BY id")
     messages = shop.messages()
     assert [(m.key, m.event_id, m.value) for m in messages] == [
         (key, event_id, None if payload is None else payload.encode())
@@ -296,7 +299,7 @@ def test_names_in_the_log_or_not(own_source: SourceUnderTest) -> None:
     levels = ["MINIMAL", "FULL"] + ["NO_LOG"] * database.is_mariadb
     [(before,)] = database.sql("SELECT @@global.binlog_row_metadata")
     start = own_source.position
-    keys = []
+    keys: list[str] = []
     try:
         for level in [*levels, *levels]:
             database.sql(f"SET GLOBAL binlog_row_metadata = {level}")
@@ -313,10 +316,7 @@ def test_names_in_the_log_or_not(own_source: SourceUnderTest) -> None:
     own_source.ins("after")
     reading = own_source.read(start)
     assert len(reading.rows) == len(keys) + 1
-    stored = {
-        row_id: key
-        for row_id, key in database.sql(f"SELECT id, aggregate_id FROM {own_source.table}")
-    }
+    stored = dict(database.sql(f"SELECT id, aggregate_id FROM {own_source.table}"))
     assert [stored[item.id] for item in reading.rows] == [*keys, "after"]
     for item in reading.rows:
         assert isinstance(item, UnreadRow) or item.aggregate_id == stored[item.id]
@@ -340,7 +340,7 @@ def test_savepoints(source: SourceUnderTest) -> None:
 @pytest.fixture(params=["bare_mysql", "own_mariadb"])
 def mixed_source(request: pytest.FixtureRequest) -> Iterator[SourceUnderTest]:
     """Servers on which one transaction may write to a table without transactions."""
-    server: Server = request.getfixturevalue(request.param)
+    server: DatabaseServer = request.getfixturevalue(request.param)
     with Database.create(server.url()) as database:
         database.create_outbox()
         database.sql("CREATE TABLE audit (t TEXT) ENGINE = MyISAM")
@@ -379,3 +379,326 @@ def test_a_table_without_transactions_in_a_transaction(
         session.script("INSERT INTO audit VALUES ('y')", "COMMIT")
         session.ins("last")
     assert mixed_source.read().keys == ["after", "m1", "m5", "last"]
+
+
+def test_a_table_without_transactions_is_no_outbox(shop: Harness) -> None:
+    """Its rows would outlive a rollback."""
+    engines = ["MyISAM", "Aria"] if shop.database.is_mariadb else ["MyISAM"]
+    for engine in engines:
+        shop.database.sql(f"ALTER TABLE {shop.table} ENGINE = {engine}")
+        process = shop.run("start")
+        assert process.wait() == 3
+        assert f"uses the engine {engine}" in process.text()
+
+
+def test_a_table_that_is_made_with_its_rows(source: SourceUnderTest) -> None:
+    """CREATE TABLE ... SELECT holds rows behind the statement that creates the table; both are
+    one transaction, and no position lies between them."""
+    table = source.table
+    source.ins("old")
+    source.skip()
+    source.database.sql(f"RENAME TABLE {table} TO before_us")
+    source.database.sql(f"CREATE TABLE {table} LIKE before_us")
+    source.database.sql(f"DROP TABLE {table}")
+    source.database.sql(
+        f"CREATE TABLE {table} (PRIMARY KEY (id), UNIQUE (event_id))"
+        " SELECT id + 10 AS id, CONCAT('copy-', event_id) AS event_id, aggregate_type,"
+        " CONCAT('copy of ', aggregate_id) AS aggregate_id, event_type, payload, headers, status,"
+        " retry_count, next_retry_time, created_at, updated_at FROM before_us"
+    )
+    source.ins_with_id(100, "new")
+    assert source.read().keys == ["copy of old", "new"]
+
+
+# --- partitions, TRUNCATE -------------------------------------------------------------------------
+
+
+_PARTITIONED = """
+    ALTER TABLE {} DROP INDEX uk_event_id, DROP PRIMARY KEY, ADD PRIMARY KEY (id, created_at)
+    PARTITION BY RANGE COLUMNS (created_at) (
+        PARTITION old VALUES LESS THAN ('2020-01-01'),
+        PARTITION middle VALUES LESS THAN ('2024-01-01'),
+        PARTITION rest VALUES LESS THAN (MAXVALUE)
+    )
+"""
+
+
+def test_a_partitioned_table(source: SourceUnderTest) -> None:
+    """Row events of partitioned tables carry extra bytes in front of the rows."""
+    table, database = source.table, source.database
+    database.sql(_PARTITIONED.format(table))
+    source.skip()
+    for key, time in (("a", "2019-05-05"), ("b", "2022-02-02"), ("c", "2025-01-01")):
+        database.sql(
+            f"INSERT INTO {table} (event_id, aggregate_type, aggregate_id, event_type, payload,"
+            " created_at) VALUES (UUID(), 'order', %s, 'MADE', JSON_ARRAY(%s), %s)",
+            (key, key, time),
+        )
+    stored = database.sql(f"SELECT id, event_id, aggregate_id, payload FROM {table} ORDER BY id")
+    database.sql(f"UPDATE {table} SET status = 1 WHERE aggregate_id = 'a'")
+    database.sql(f"UPDATE {table} SET created_at = '2026-01-01' WHERE aggregate_id = 'b'")
+    database.sql(f"ALTER TABLE {table} DROP PARTITION old")
+    source.ins("d")
+    rows = source.read().rows
+    assert len(rows) == 4
+    # What was changed or dropped since, and is not proved by its neighbours, is read back.
+    for read, expected in zip(rows, stored, strict=False):
+        assert read.id == expected[0]
+        if isinstance(read, OutboxEvent):
+            assert (read.event_id, read.aggregate_id) == expected[1:3]
+            assert read.payload == expected[3].encode()
+    assert isinstance(rows[-1], OutboxEvent)
+    assert rows[-1].aggregate_id == "d"
+    keys = ["e", "f"]
+    source.ins(*keys)
+    assert source.read().keys == keys
+
+
+def test_ids_that_start_again_after_truncate(shop: Harness) -> None:
+    """The rows of the log that TRUNCATE took from the table have the ids of new ones: all are
+    published, and the marks of the old ones do not mark the new."""
+    shop.create_topic()
+    relay = shop.relay()
+    shop.ins("before")
+    shop.wait_sent(1)
+    assert relay.terminate() == 0
+    database = shop.database
+    database.sql(f"TRUNCATE {shop.table}")
+    first = [shop.ins("a", {"n": n}) for n in range(3)]
+    database.sql(f"TRUNCATE {shop.table}")
+    second = [shop.ins("a", {"n": n}) for n in range(3, 6)]
+    assert [row_id for (row_id,) in database.sql(f"SELECT id FROM {shop.table}")] == [1, 2, 3]
+    relay = shop.relay()
+    shop.wait_sent(3)
+    assert relay.terminate() == 0
+    [stopped] = relay.logged("stopped")
+    assert (stopped["sent"], stopped["marked"]) == (6, 3)
+    assert [message.event_id for message in shop.messages()][1:] == [*first, *second]
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bare_mysql", "own_mysql", "own_mariadb"])
+def test_an_event_larger_than_a_packet(name: str, request: pytest.FixtureRequest) -> None:
+    """Events of 16 MB and more span several packets of the protocol."""
+    server: DatabaseServer = request.getfixturevalue(name)
+    with Database.create(server.url()) as database:
+        [(before,)] = database.sql("SELECT @@global.max_allowed_packet")
+        database.sql("SET GLOBAL max_allowed_packet = 134217728")
+        database.close()
+        try:
+            database.create_outbox()
+            with (
+                SourceUnderTest.on(database) as source,
+                database.connect(autocommit=True, max_allowed_packet=1 << 27) as connection,
+            ):
+                session = Session(connection, source.table)
+                sizes = [5, 20_000_000, 5, 16_777_215 - 400, 33_554_430, 5]
+                for number, size in enumerate(sizes):
+                    session.ins(f"k{number}", payload="x" * size)
+                events = source.read().events
+                assert [event.aggregate_id for event in events] == [f"k{n}" for n in range(6)]
+                # Quotes included.
+                assert [len(event.payload or b"") for event in events] == [n + 2 for n in sizes]
+                assert {bytes(set((event.payload or b"").strip(b'"'))) for event in events} == {
+                    b"x"
+                }
+        finally:
+            database.sql(f"SET GLOBAL max_allowed_packet = {before}")
+
+
+def test_a_row_too_large_for_kafka_is_parked_and_memory_comes_back(
+    bare_mysql: DatabaseServer, harness: MakeHarness
+) -> None:
+    with Database.create(bare_mysql.url()) as database:
+        shop = harness(database)
+        relay = shop.relay()
+        with database.connect(autocommit=True, max_allowed_packet=1 << 26) as connection:
+            session = Session(connection, shop.table)
+            session.ins("small-1")
+            shop.wait_sent(1)
+            session.ins("big", payload="x" * 20_000_000)
+            session.ins("small-2")
+            shop.wait_sent(2)
+            before = resident(relay.pid)
+            for _ in range(5):
+                session.ins("big", payload="x" * 20_000_000)
+            session.ins("small-3")
+            session.ins("big", payload="waits")
+            shop.wait_sent(3)
+        assert [message.key for message in shop.messages()] == ["small-1", "small-2", "small-3"]
+        # One was tried; the others, small or large, wait behind it.
+        parked = relay.logged("row parked; its aggregate waits")
+        assert [entry["aggregate_id"] for entry in parked] == ["big"]
+        assert "too large" in parked[0]["reason"].lower()
+        assert shop.count(0) == 7
+        assert resident(relay.pid) < before + 60_000_000
+        assert relay.terminate() == 0
+
+
+def resident(pid: int) -> int:
+    """Bytes of a process in memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
+def test_a_place_beyond_4_gib(
+    bare_mysql: DatabaseServer, own_mysql: DatabaseServer, harness: MakeHarness
+) -> None:
+    """The dump command has 32 bits for an offset: a clear refusal where only the offset tells the
+    place, and no difference at all where GTIDs do."""
+    with Database.create(bare_mysql.url()) as database:
+        shop = harness(database)
+        shop.run("start", "--until-current")
+        place = shop.checkpoint()
+        assert place is not None
+        assert place.position.gtids is None
+        far = place.position.at(place.position.file, 4294967396, None)
+        store_checkpoint(shop, Checkpoint(far))
+        shop.ins("lost?")
+        process = shop.run("start")
+        assert process.wait() == 3
+        assert f"{far.file}:4294967396 lies beyond 4 GiB" in process.text()
+        assert "gtid_mode=ON" in process.text()
+        assert "Traceback" not in process.text()
+        assert not shop.messages()
+    with Database.create(own_mysql.url()) as database:
+        shop = harness(database)
+        shop.run("start", "--until-current")
+        place = shop.checkpoint()
+        assert place is not None
+        far = place.position.at(place.position.file, 4294967396, place.position.gtids)
+        store_checkpoint(shop, Checkpoint(far))
+        shop.ins("one")
+        assert shop.run("start", "--until-current").wait() == 0
+        assert [message.key for message in shop.messages()] == ["one"]
+
+
+def store_checkpoint(shop: Harness, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint by hand."""
+    record = checkpoint.record(shop.name)
+    producer = Producer({"bootstrap.servers": shop.kafka})
+    producer.produce(record.topic, record.value, record.key, record.partition)
+    assert producer.flush(20) == 0
+
+
+# --- GTIDs ----------------------------------------------------------------------------------------
+
+
+def test_tagged_gtids(mysql_shop: Harness) -> None:
+    """Since 8.3 a GTID may have a tag, which comes in an event type of its own."""
+    shop = mysql_shop
+    shop.create_topic()
+    relay = shop.relay()
+    with shop.database.connect(autocommit=True) as connection:
+        session = Session(connection, shop.table)
+        session.run("SET gtid_next = 'AUTOMATIC:mytag'")
+        session.ins("tagged-1")
+        session.run("SET gtid_next = 'AUTOMATIC'")
+        session.ins("plain")
+        shop.wait_sent(2)
+        assert relay.terminate() == 0
+        place = shop.checkpoint()
+        assert place is not None
+        assert place.position.gtids is not None
+        assert ":mytag:" in place.position.gtids
+        session.run("SET gtid_next = 'AUTOMATIC:mytag'")
+        session.ins("tagged-2")
+        session.run(f"ALTER TABLE {shop.table} COMMENT 'tagged'")
+        session.run("SET gtid_next = 'AUTOMATIC:a_tag_of_thirty_two_characters_x'")
+        session.ins("tagged-3")
+        session.run("SET gtid_next = 'AUTOMATIC'")
+        session.ins("last")
+    relay = shop.relay()
+    shop.wait_sent(5)
+    assert relay.terminate() == 0
+    assert [message.key for message in shop.messages()] == [
+        "tagged-1",
+        "plain",
+        "tagged-2",
+        "tagged-3",
+        "last",
+    ]
+
+
+def test_gtids_given_by_hand(mysql_source: SourceUnderTest) -> None:
+    """Numbers with gaps, of other servers, out of order, and empty transactions."""
+    one, other = str(uuid.uuid4()), str(uuid.uuid4())
+    with mysql_source.session() as session:
+        for key, gtid in (("a", f"{one}:5"), ("b", f"{one}:2"), ("c", f"{other}:7")):
+            session.run(f"SET gtid_next = '{gtid}'")
+            session.ins(key)
+        session.script(f"SET gtid_next = '{one}:3'", "BEGIN", "COMMIT")
+        session.script(f"SET gtid_next = '{other}:tag:9'", "BEGIN", "COMMIT")
+        session.run("SET gtid_next = 'AUTOMATIC'")
+        session.ins("d")
+    assert mysql_source.read().keys == ["a", "b", "c", "d"]
+    gtids = mysql_source.position.gtids
+    assert gtids is not None
+    assert f"{one}:2-3:5" in gtids
+    assert f"{other}:7:tag:9" in gtids
+    mysql_source.ins("e")
+    assert mysql_source.read().keys == ["e"]
+
+
+# --- rotation -------------------------------------------------------------------------------------
+
+
+def test_rotation_checksums_and_a_killed_dump(
+    own_server: DatabaseServer, harness: MakeHarness
+) -> None:
+    """The saved file is always one that the server has, the place always a boundary, and a restart
+    sends nothing twice and loses nothing."""
+    with Database.create(own_server.url()) as database:
+        shop = harness(database)
+        shop.create_topic()
+        relay = shop.relay()
+        expected: list[str] = []
+        for value in (None, "NONE", None, "CRC32", None):
+            expected.append(shop.ins("a", {"n": len(expected)}))
+            if value is None:
+                database.sql("FLUSH BINARY LOGS")
+            else:
+                database.sql(f"SET GLOBAL binlog_checksum = {value}")
+            expected.append(shop.ins("a", {"n": len(expected)}))
+        shop.wait_sent(len(expected))
+        database.sql("FLUSH BINARY LOGS")
+        kill_dumps(database)
+        shop.until(lambda: len(relay.logged("streaming")) == 2)
+        assert relay.terminate() == 0
+        check_boundary(shop)
+        expected.append(shop.ins("a", {"n": len(expected)}))
+        relay = shop.relay()
+        shop.wait_sent(len(expected))
+        assert relay.terminate() == 0
+        check_boundary(shop)
+        assert [message.event_id for message in shop.messages()] == expected
+
+
+def kill_dumps(database: Database) -> None:
+    """End the server's side of every dump."""
+    found = database.sql(
+        "SELECT id FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%%'"
+    )
+    assert found
+    for (number,) in found:
+        database.sql(f"KILL {number}")
+
+
+# What may stand between two transactions.
+_BETWEEN = ("end", "start", "gtid", "anonymous_gtid", "rotate", "stop", "binlog_checkpoint")
+
+
+def check_boundary(shop: Harness) -> None:
+    """The checkpoint names a file of the server and a place where a transaction may begin."""
+    place = shop.checkpoint()
+    assert place is not None
+    files = {item[0]: int(item[1]) for item in shop.database.sql("SHOW BINARY LOGS")}
+    file, offset = place.position.file, place.position.offset
+    assert file in files
+    starts = {files[file]: "end", 4: "start"}
+    for item in shop.database.sql(f"SHOW BINLOG EVENTS IN '{file}'"):
+        starts[int(item[1])] = str(item[2])
+    assert offset in starts, (file, offset)
+    kind = starts[offset].lower()
+    assert kind in _BETWEEN, kind

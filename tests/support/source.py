@@ -154,6 +154,11 @@ class SourceUnderTest:
         for key in keys:
             self.database.sql(INSERT.format(table=self.table), row(key, payload))
 
+    def ins_with_id(self, row_id: int, key: str) -> None:
+        """Insert one row with an id of its own choice."""
+        insert = INSERT.format(table=self.table).replace("(event_id", "(id, event_id")
+        self.database.sql(insert.replace("(%s", f"({row_id}, %s"), row(key))
+
     def read(self, start: Position | None = None, timeout: float = 60) -> Reading:
         """Read from ``start``, by default from where the last reading ended, to the present end
         of the log."""
@@ -172,12 +177,12 @@ class SourceUnderTest:
         watchdog.start()
         try:
             if not start.reached(until):
-                with closing(source.batches(start)) as batches:
-                    for batch in batches:
-                        reading.batches.append(batch)
-                        last = batch.position
-                        if last.reached(until):
-                            break
+                for batch in source.batches(start):
+                    reading.batches.append(batch)
+                    last = batch.position
+                    if last.reached(until):
+                        # The generator ends by itself, and with it its connection.
+                        source.stop()
         finally:
             watchdog.cancel()
             watchdog.join()

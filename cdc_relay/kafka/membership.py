@@ -1,0 +1,124 @@
+"""Ownership through Kafka: relays of one name are a consumer group on their checkpoint topic.
+
+Each partition of that topic is a shard; the member to which it is assigned owns the shard, the
+others stand by. Membership, failover and the generation that fences a paused member are Kafka's
+(KIP-447); there is no lock and no election of ours. The records of the topic are not consumed
+here: the assigned partition is paused, only the assignment counts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from cdc_relay.config import Settings
+from cdc_relay.errors import SinkError
+from cdc_relay.kafka.checkpoints import topic_name
+from cdc_relay.kafka.client import base_config, create, sink_error
+
+log = structlog.get_logger(__name__)
+
+_CONFIRM_TIMEOUT_S: Final = 10.0
+# Codes with which a broker tells that the member is not (or no longer) of this generation.
+_OUTDATED: Final = frozenset(
+    (
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.FENCED_INSTANCE_ID,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError._ASSIGNMENT_LOST,
+        KafkaError._NO_OFFSET,
+        KafkaError._STATE,
+    )
+)
+
+
+def group_name(relay: str) -> str:
+    """The consumer group of a relay's members."""
+    return f"cdc-relay.{relay}"
+
+
+class Membership:
+    """One member of the group. One thread polls it, at least every few seconds while it owns."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Joins in the background; ``poll`` brings the assignment."""
+        self._settings = settings
+        self._topic = topic_name(settings.name)
+        session_ms = int(settings.session_timeout * 1000)
+        self._consumer: Any = create(
+            Consumer,
+            {
+                **base_config(settings, f"cdc-relay-{settings.name}-member"),
+                "group.id": group_name(settings.name),
+                "session.timeout.ms": session_ms,
+                "heartbeat.interval.ms": max(100, session_ms // 6),
+                "partition.assignment.strategy": "roundrobin",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "latest",
+                "allow.auto.create.topics": False,
+                # Nothing is fetched: no need to buffer or to wait for it.
+                "queued.max.messages.kbytes": 64,
+            },
+        )
+        self._owned: frozenset[int] = frozenset()
+        self._consumer.subscribe(
+            [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+        )
+
+    @property
+    def owned(self) -> frozenset[int]:
+        """The shards that this member owns, as of the last ``poll``."""
+        return self._owned
+
+    def poll(self, timeout: float) -> None:
+        """Take part in the group for up to ``timeout`` seconds. Raises ``SinkError`` for a group
+        that cannot be joined (no grant, ...); a broker that is away is waited for."""
+        message = self._consumer.poll(timeout)
+        if message is None or message.error() is None:
+            return
+        error = message.error()
+        known = sink_error(
+            error, self._settings, f"cannot join the group {group_name(self._settings.name)}"
+        )
+        if type(known) is SinkError:
+            raise known
+        log.debug("group", reason=str(known))
+
+    def metadata(self) -> Any:
+        """The member's generation, for ``send_offsets_to_transaction``."""
+        return self._consumer.consumer_group_metadata()
+
+    def offsets(self, shard: int) -> list[Any]:
+        """The offset that is committed with every transaction: its value means nothing, its
+        generation is what the broker checks."""
+        return [TopicPartition(self._topic, shard, 0)]
+
+    def confirmed(self, shard: int) -> bool:
+        """Whether the broker agrees that this member owns ``shard`` now. A member that was paused
+        or cut off learns here that it was replaced, before it fences its successor."""
+        if shard not in self._owned:
+            return False
+        try:
+            self._consumer.commit(offsets=self.offsets(shard), asynchronous=False)
+        except KafkaException as error:
+            if error.args[0].code() in _OUTDATED:
+                return False
+            raise sink_error(error, self._settings, "cannot confirm the ownership") from None
+        return shard in self._owned
+
+    def close(self) -> None:
+        """Leave the group: another member takes over at once."""
+        self._consumer.close()
+
+    def _assigned(self, consumer: Any, partitions: list[Any]) -> None:
+        consumer.assign(partitions)
+        consumer.pause(partitions)
+        self._owned = frozenset(partition.partition for partition in partitions)
+
+    def _revoked(self, consumer: Any, _partitions: list[Any]) -> None:
+        self._owned = frozenset()
+        consumer.unassign()

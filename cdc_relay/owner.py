@@ -1,0 +1,185 @@
+"""Ownership over time: stand by, own the shard for a term, run the relay, stand by again.
+
+A term begins with the fence: the transactional producer ends whatever a predecessor left open, and
+only then the last checkpoint is read. It ends when the shard is lost, when the producer cannot go
+on (the next term takes a new one), when the position is lost (the next term anchors anew), or when
+the process is asked to stop.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+
+from cdc_relay import faults
+from cdc_relay.config import Settings
+from cdc_relay.errors import PositionLostError, SinkUnavailableError, SourceUnavailableError
+from cdc_relay.kafka import checkpoints
+from cdc_relay.kafka.checkpoints import Checkpoint
+from cdc_relay.kafka.membership import Membership
+from cdc_relay.kafka.sink import FencedError, IdempotentSink, TransactionalSink
+from cdc_relay.position import Position
+from cdc_relay.relay import Counters, Relay, Sink, Source
+from cdc_relay.router import Router
+from cdc_relay.store import Store
+
+log: Any = structlog.get_logger(__name__)
+
+SHARD: Final = 0
+_STANDBY_POLL_S: Final = 0.1
+_PAUSE_S: Final = 0.5
+_MOST_ANCHORS: Final = 3
+
+
+class LostShardError(Exception):
+    """The shard belongs to another member now."""
+
+
+class Owner:
+    """One member of a relay's group. ``run`` belongs to one thread; ``stop`` to any."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        make_source: Callable[[], Source],
+        router: Router,
+        store: Store,
+    ) -> None:
+        """``make_source`` gives a new source for each term."""
+        self._settings = settings
+        self._make_source = make_source
+        self._router = router
+        self._store = store
+        self._stopping = threading.Event()
+        self._source: Source | None = None
+        self._anchor_reason = ""
+        self._anchors = 0
+        self.counters = Counters()
+
+    def stop(self) -> None:
+        """Ask ``run`` to finish what it holds and return."""
+        self._stopping.set()
+        source = self._source
+        if source is not None:
+            source.stop()
+
+    def run(self, *, until_current: bool = False) -> None:
+        """Take part in the group until ``stop``; with ``until_current``, until the rows are
+        delivered that were committed before it owned the shard. Raises errors that trying again
+        cannot mend."""
+        checkpoints.ensure_topic(self._settings)
+        membership = Membership(self._settings)
+        try:
+            standing_by = False
+            while not self._stopping.is_set():
+                if SHARD not in membership.owned:
+                    membership.poll(_STANDBY_POLL_S)
+                    if not standing_by and SHARD not in membership.owned:
+                        log.info("standing by", name=self._settings.name)
+                        standing_by = True
+                    continue
+                standing_by = False
+                if self._term(membership, until_current) and until_current:
+                    return
+        finally:
+            membership.close()
+
+    def _going_on(self) -> bool:
+        return not self._stopping.is_set()
+
+    def _term(self, membership: Membership, until_current: bool) -> bool:
+        """One term; whether it came to its own end."""
+        sink: Sink | None = None
+
+        def tick() -> None:
+            membership.poll(0)
+            if SHARD not in membership.owned:
+                raise LostShardError
+
+        def going_on() -> bool:
+            tick()
+            return self._going_on()
+
+        try:
+            if not membership.confirmed(SHARD):
+                membership.poll(_STANDBY_POLL_S)
+                return False
+            sink = self._open_sink(membership, going_on)
+            faults.point("fenced")
+            source = self._source = self._make_source()
+            start = self._start(source)
+            log.info("owning the shard", shard=SHARD, position=str(start.position))
+            until = source.current() if until_current else None
+            relay = Relay(
+                self._settings,
+                source,
+                self._router,
+                sink,
+                self._store,
+                self._stopping,
+                tick,
+                self.counters,
+            )
+            if self._going_on():
+                sink = None  # the relay closes it
+                relay.run(start, until)
+            return True
+        except LostShardError:
+            log.warning("the shard was taken over by another member", shard=SHARD)
+        except FencedError as error:
+            log.warning("starting a new term", reason=str(error))
+            self._pause(membership)
+        except PositionLostError as error:
+            if self._settings.mark == "none":
+                raise PositionLostError(
+                    f"{error}. Without marks the table does not tell what was sent: set the "
+                    "position by hand (cdc-relay position set)"
+                ) from None
+            self._anchors += 1
+            if self._anchors > _MOST_ANCHORS:
+                raise  # fresh anchors are refused as well
+            log.error("position lost: anchoring anew", reason=str(error))
+            self._anchor_reason = str(error)
+        except (SinkUnavailableError, SourceUnavailableError) as error:
+            if self._going_on():
+                log.warning("waiting", reason=str(error))
+                self._pause(membership)
+        finally:
+            self._source = None
+            if sink is not None:
+                sink.close(1.0)
+        return False
+
+    def _pause(self, membership: Membership) -> None:
+        self._stopping.wait(_PAUSE_S)
+        membership.poll(0)
+
+    def _open_sink(self, membership: Membership, going_on: Callable[[], bool]) -> Sink:
+        if self._settings.delivery == "exactly_once":
+            return TransactionalSink(self._settings, SHARD, membership, going_on)
+        return IdempotentSink(self._settings, f"cdc-relay-{self._settings.name}-{SHARD}")
+
+    def _start(self, source: Source) -> Checkpoint:
+        """Where the term goes on: the last checkpoint, or a new anchor at the end of the log with
+        a sweep of the rows that are pending in the table."""
+        reason, self._anchor_reason = self._anchor_reason, ""
+        last = checkpoints.read_last(self._settings, SHARD)
+        if last is not None and not reason:
+            self._anchors = 0
+            return last
+        position: Position = source.current()
+        sweeping = self._settings.mark != "none"
+        log.warning(
+            "anchored at the end of the log",
+            reason=reason or "no checkpoint: first start under this name",
+            position=str(position),
+            sweeping=sweeping,
+        )
+        closed = last.closed if last is not None else ()
+        owed = last.owed if last is not None else ()
+        return Checkpoint(
+            position, owed, closed, sweeping, anchor=reason or "first start under this name"
+        )
