@@ -64,12 +64,10 @@ class FencedError(SinkError):
 class Delivery:
     """What became of the records of one ``send``. Filled while the sink is polled."""
 
-    __slots__ = ("_waiting", "refused", "sent")
+    __slots__ = ("_waiting", "refused")
 
     def __init__(self, count: int) -> None:
         self._waiting = count
-        self.sent = count
-        """How many of the sequence were sent: all, unless one was refused at once."""
         self.refused: dict[int, str] = {}
         """Index in the sent sequence to the reason; only faults of the record or its topic."""
 
@@ -159,7 +157,7 @@ class IdempotentSink:
                 raise SinkUnavailableError("stopped while the brokers do not answer")
         refused = {first + index: Refusal(reason) for index, reason in delivery.refused.items()}
         self.acknowledged |= {
-            index for index in range(first, first + delivery.sent) if index not in refused
+            index for index in range(first, first + len(records)) if index not in refused
         }
         return refused
 
@@ -169,8 +167,13 @@ class IdempotentSink:
         refused with it. Raises ``SinkError`` when the producer cannot go on."""
         delivery = Delivery(len(records))
         produce, poll = self._producer.produce, self._producer.poll
+        behind: set[tuple[str, bytes]] = set()
         for index, record in enumerate(records):
             report = _Report(self, delivery, index)
+            if behind and (record.topic, record.key) in behind:
+                delivery.refused[index] = "behind a refused record of its key"
+                delivery._waiting -= 1
+                continue
             while True:
                 try:
                     produce(
@@ -188,12 +191,8 @@ class IdempotentSink:
                     self._check()
                 except KafkaException as error:
                     report(error.args[0], None)
+                    behind.add((record.topic, record.key))
                     break
-            if delivery.refused:
-                # Whatever follows is sent again without what was refused.
-                delivery._waiting -= len(records) - index - 1
-                delivery.sent = index + 1
-                break
         poll(0)
         self._check()
         return delivery
