@@ -132,7 +132,7 @@ class Settings(BaseModel):
     )
     http: str = Field("127.0.0.1:8080", description="Address of the HTTP page; off disables it.")
     server_id: int | None = Field(
-        None, ge=1, le=4294967295, description="Replica server id; default derives from the name."
+        None, ge=1, le=4294967295, description="Replica server id; without it each start draws one."
     )
     batch_rows: int = Field(2000, ge=1, le=100_000, description="Rows handed on at once, at most.")
     queue_rows: int = Field(

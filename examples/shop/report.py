@@ -75,7 +75,7 @@ def table(outbox: Figures, naive: Figures, rate: float) -> Table:
         "events arrived": [f"{one.arrived:,}" for one in (outbox, naive)],
         "[bold]lost": [_bad(one.lost) for one in (outbox, naive)],
         "events without an order": [_bad(one.invented) for one in (outbox, naive)],
-        "duplicates": [f"{one.duplicates:,}" for one in (outbox, naive)],
+        "duplicates": [_bad(one.duplicates) for one in (outbox, naive)],
         "out of order": [_bad(one.out_of_order) for one in (outbox, naive)],
         f"latency p50, {rate:g} orders/s, no kills": [_ms(o.calm.p50_ms) for o in (outbox, naive)],
         f"latency p99, {rate:g} orders/s, no kills": [_ms(o.calm.p99_ms) for o in (outbox, naive)],
