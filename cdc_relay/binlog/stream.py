@@ -434,8 +434,10 @@ class BinlogSource:
         )
         lower = text.lower()
         if code == _FATAL_READING and any(word in lower for word in _CONFLICT_WORDS):
-            raise SourceUnavailableError(
-                f"another reader uses server id {self._server_id} (or this relay's name): {text}"
+            # Reconnecting would throw the other reader out, and it us, for ever.
+            raise SourceError(
+                f"another reader of this server uses server id {self._server_id}: give each its "
+                f"own --server-id, or none, and the relay takes a free one ({text})"
             )
         if code == _FATAL_READING and any(word in lower for word in _LOST_WORDS):
             raise PositionLostError(f"the binlog no longer holds the position: {text}")
