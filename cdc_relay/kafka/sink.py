@@ -64,10 +64,12 @@ class FencedError(SinkError):
 class Delivery:
     """What became of the records of one ``send``. Filled while the sink is polled."""
 
-    __slots__ = ("_waiting", "refused")
+    __slots__ = ("_waiting", "at_once", "refused")
 
     def __init__(self, count: int) -> None:
         self._waiting = count
+        self.at_once: set[int] = set()
+        """Those of ``refused`` that did not get as far as a broker."""
         self.refused: dict[int, str] = {}
         """Index in the sent sequence to the reason; only faults of the record or its topic."""
 
@@ -155,7 +157,11 @@ class IdempotentSink:
             self.poll(0.05)
             if not delivery.settled and not going_on():
                 raise SinkUnavailableError("stopped while the brokers do not answer")
-        refused = {first + index: Refusal(reason) for index, reason in delivery.refused.items()}
+        # Brokers refuse whole batches: unless a record went alone, another may be at fault.
+        refused = {
+            first + index: Refusal(reason, certain=index in delivery.at_once or len(records) == 1)
+            for index, reason in delivery.refused.items()
+        }
         self.acknowledged |= {
             index for index in range(first, first + len(records)) if index not in refused
         }
@@ -171,6 +177,7 @@ class IdempotentSink:
         for index, record in enumerate(records):
             report = _Report(self, delivery, index)
             if behind and (record.topic, record.key) in behind:
+                delivery.at_once.add(index)
                 delivery.refused[index] = "behind a refused record of its key"
                 delivery._waiting -= 1
                 continue
@@ -191,6 +198,7 @@ class IdempotentSink:
                     self._check()
                 except KafkaException as error:
                     report(error.args[0], None)
+                    delivery.at_once.add(index)
                     behind.add((record.topic, record.key))
                     break
         poll(0)
