@@ -411,7 +411,12 @@ def is_mariadb(connection: Connection) -> bool:
 def _check_shape(
     name: str, table_type: str, engine_name: str | None, columns: Mapping[str, ColumnShape]
 ) -> None:
-    if table_type not in ("BASE TABLE", "SYSTEM VERSIONED"):
+    if table_type == "SYSTEM VERSIONED":
+        raise SourceError(
+            f"table {name} is system-versioned: each UPDATE would put its old row into the binlog "
+            f"once more, as another event: ALTER TABLE {name} DROP SYSTEM VERSIONING"
+        )
+    if table_type != "BASE TABLE":
         raise SourceError(f"{name} is a {table_type.lower()}; the outbox must be a table")
     if str(engine_name).lower() in ("myisam", "aria", "memory", "csv", "archive", "blackhole"):
         raise SourceError(
