@@ -64,6 +64,7 @@ _MAX_32_BITS: Final = 0xFFFFFFFF
 # ER_SOURCE_FATAL_ERROR_READING_BINLOG, carries every such case in its text).
 _FATAL_READING: Final = 1236
 _NO_BINLOG: Final = 1381
+_SAME_ID: Final = 4052  # MariaDB
 _NO_GRANT: Final = (1045, 1142, 1227)
 _LOST_WORDS: Final = (
     "purged",
@@ -151,7 +152,7 @@ class BinlogSource:
 
     def _control(self) -> Connection:
         """A short-lived connection for questions; autocommit, so it never holds a read view."""
-        return connect(self._arguments, self._read_timeout)
+        return open_connection(self._arguments, self._read_timeout)
 
     def inspect(self) -> Server:
         """Ask the server who and where it is."""
@@ -222,7 +223,7 @@ class BinlogSource:
             pause = min(pause * 2, 5.0)
 
     def _dump(self, start: Position) -> Iterator[Batch]:
-        connection = connect(self._arguments, self._read_timeout)
+        connection = open_connection(self._arguments, self._read_timeout)
         try:
             self._connection = connection
             server = inspect(connection)
@@ -433,7 +434,9 @@ class BinlogSource:
             else packet[3:].decode("utf-8", "replace")
         )
         lower = text.lower()
-        if code == _FATAL_READING and any(word in lower for word in _CONFLICT_WORDS):
+        if code == _SAME_ID or (
+            code == _FATAL_READING and any(word in lower for word in _CONFLICT_WORDS)
+        ):
             # Reconnecting would throw the other reader out, and it us, for ever.
             raise SourceError(
                 f"another reader of this server uses server id {self._server_id}: give each its "
@@ -484,7 +487,7 @@ def _unavailable() -> Iterator[None]:
         raise SourceUnavailableError(str(error)) from None
 
 
-def connect(arguments: dict[str, Any], timeout: float) -> Connection:
+def open_connection(arguments: dict[str, Any], timeout: float) -> Connection:
     """A PyMySQL connection in autocommit, times in UTC, all waits bounded by ``timeout``."""
     with _unavailable():
         return pymysql.connect(
