@@ -9,6 +9,7 @@ the process is asked to stop.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,10 +17,15 @@ import structlog
 
 from cdc_relay import faults
 from cdc_relay.config import Settings
-from cdc_relay.errors import PositionLostError, SinkUnavailableError, SourceUnavailableError
+from cdc_relay.errors import (
+    ConfigError,
+    PositionLostError,
+    SinkUnavailableError,
+    SourceUnavailableError,
+)
 from cdc_relay.kafka import checkpoints
 from cdc_relay.kafka.checkpoints import Checkpoint
-from cdc_relay.kafka.membership import Membership
+from cdc_relay.kafka.membership import Membership, members
 from cdc_relay.kafka.sink import FencedError, IdempotentSink, TransactionalSink
 from cdc_relay.position import Position
 from cdc_relay.relay import Counters, Relay, Sink, Source
@@ -183,3 +189,23 @@ class Owner:
         return Checkpoint(
             position, owed, closed, sweeping, anchor=reason or "first start under this name"
         )
+
+
+def write_checkpoint(settings: Settings, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint by hand, fenced like any other. Refused while a relay of the name is
+    alive."""
+    checkpoints.ensure_topic(settings)
+    if members(settings):
+        raise ConfigError(f"a relay named {settings.name} is running: stop it first")
+    membership = Membership(settings)
+    deadline = time.monotonic() + 3 * settings.session_timeout
+    try:
+        while SHARD not in membership.owned:
+            if time.monotonic() > deadline:
+                raise SinkUnavailableError("the shard was not assigned: are the brokers up?")
+            membership.poll(_STANDBY_POLL_S)
+        sink = TransactionalSink(settings, SHARD, membership, lambda: time.monotonic() < deadline)
+        sink.deliver([], checkpoint.record(settings.name), lambda: time.monotonic() < deadline)
+        sink.close(1.0)
+    finally:
+        membership.close()

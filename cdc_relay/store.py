@@ -256,6 +256,41 @@ class Store:
         )
         return bool(self._read(sql, (aggregate_type, aggregate_id)))
 
+    def dead(
+        self, limit: int, *, event_ids: Sequence[str] | None = None, payload: bool = False
+    ) -> list[dict[str, Any]]:
+        """Return dead rows as dictionaries, lowest id first, with or without payload."""
+        names = ["id", "event_id", "aggregate_type", "aggregate_id", "event_type"]
+        names += ["retry_count", "created_at", "updated_at"]
+        names += ["last_error"] * ("last_error" in self._shape.columns)
+        if payload:
+            names += ["payload"] + ["headers"] * ("headers" in self._shape.columns)
+        which, parameters = _which(event_ids)
+        rows = self._read(
+            f"SELECT {', '.join(names)} FROM {self._table} WHERE status = {DEAD}{which}"
+            f" ORDER BY id LIMIT {int(limit)}",
+            parameters,
+        )
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def revive(self, event_ids: Sequence[str] | None) -> int:
+        """Make dead rows (all of them where None) pending, as if they had never failed; return
+        how many."""
+        nullable = self._shape.columns["next_retry_time"].nullable
+        due = "NULL" if nullable else "UTC_TIMESTAMP(6)"
+        which, parameters = _which(event_ids)
+        return self._update(
+            f"UPDATE {self._table} SET status = {PENDING}, retry_count = 0,"
+            f" next_retry_time = {due}, updated_at = UTC_TIMESTAMP(6)"
+            f" WHERE status = {DEAD}{which}",
+            parameters,
+        )
+
+    def discard_dead(self, event_ids: Sequence[str] | None) -> int:
+        """Delete dead rows (all of them where None); return how many."""
+        which, parameters = _which(event_ids)
+        return self._update(f"DELETE FROM {self._table} WHERE status = {DEAD}{which}", parameters)
+
     def counts(self) -> Counts:
         """Count the rows by status. Walks the status index: about a second for ten million."""
         groups = self._read(f"SELECT status, COUNT(*) FROM {self._table} GROUP BY status")
@@ -365,6 +400,11 @@ class PendingScan:
             elif not row.young:
                 self.held += 1
         return due
+
+
+def _which(event_ids: Sequence[str] | None) -> tuple[str, tuple[object, ...]]:
+    """A condition on event ids and its parameters; none where all rows are meant."""
+    return ("", ()) if event_ids is None else (" AND event_id IN %s", (list(event_ids),))
 
 
 def _ago(seconds: float) -> str:

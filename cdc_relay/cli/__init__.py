@@ -19,6 +19,8 @@ _COMMANDS: Final = {
     "start": "Run the relay: binlog to Kafka, in commit order.",
     "compensate": "Send the rows that have been pending for too long.",
     "status": "Show the table's rows by status, and the checkpoint.",
+    "position": "Show or set the position from which the relay goes on.",
+    "dead": "List, show, retry or discard rows that failed too often.",
     "version": "Show the versions of cdc-relay and of what it runs on.",
 }
 

@@ -71,5 +71,7 @@ def _checkpoint(settings: Settings) -> dict[str, Any]:
         "age_s": round(max(0.0, time.time() - checkpoint.time), 3),
         "closed_aggregates": len(checkpoint.closed),
         "owed_marks": len(checkpoint.owed),
+        "sweeping": checkpoint.sweeping,
+        "anchor": checkpoint.anchor or None,
     }
     return {"checkpoint": fields, "checkpoint_error": None}

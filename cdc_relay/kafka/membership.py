@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError
@@ -39,6 +40,20 @@ _OUTDATED: Final = frozenset(
 def group_name(relay: str) -> str:
     """The consumer group of a relay's members."""
     return f"cdc-relay.{relay}"
+
+
+def members(settings: Settings, timeout: float = 10.0) -> int:
+    """How many relays of the name are alive, by the group coordinator's word; 0 where the group
+    does not exist. Raises ``SinkError`` when Kafka does not tell."""
+    admin = create(AdminClient, base_config(settings, f"cdc-relay-{settings.name}-admin"))
+    group = group_name(settings.name)
+    try:
+        described = admin.describe_consumer_groups([group], request_timeout=timeout)[group].result()
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+            return 0
+        raise sink_error(error, settings, f"cannot describe the group {group}") from None
+    return len(described.members)
 
 
 class Membership:

@@ -284,7 +284,7 @@ class TransactionalSink:
         self._settings = settings
         self._membership = membership
         self._shard = shard
-        self._refused: dict[bytes, KafkaError] = {}
+        self._refused: dict[tuple[str, bytes | None], KafkaError] = {}
         self.acknowledged: Set[int] = frozenset()
         """A transaction that is not committed is not there: always empty."""
         timeout_ms = int(settings.transaction_timeout * 1000)
@@ -408,7 +408,9 @@ class TransactionalSink:
 
     def _report(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and (error.code() in _RECORD_FAULTS or error.code() in _TOPIC_FAULTS):
-            self._refused[_event_id(message.headers())] = error
+            # A report has no headers; with topic and key it names the record well enough, because
+            # whoever is refused in a group goes alone before it is blamed.
+            self._refused[str(message.topic()), message.key()] = error
 
     def _reported(self, records: Sequence[Record]) -> dict[int, Refusal]:
         """The refusals that the brokers reported, as indices of ``records``."""
@@ -417,7 +419,7 @@ class TransactionalSink:
         certain = len(records) == 1
         result: dict[int, Refusal] = {}
         for index, record in enumerate(records):
-            error = self._refused.get(_event_id(record.headers))
+            error = self._refused.get((record.topic, record.key))
             if error is not None:
                 topic = error.code() in _TOPIC_FAULTS
                 result[index] = Refusal(text(error), topic, certain or topic)
@@ -433,11 +435,3 @@ class TransactionalSink:
         """Give up what is queued; nothing of an open transaction is seen by anybody."""
         self._producer.purge()
         self._producer.flush(min(timeout, 1.0))
-
-
-def _event_id(headers: Any) -> bytes:
-    """The ``id`` header of a record, in the form in which it was given or comes back."""
-    for name, value in headers or ():
-        if name == "id":
-            return bytes(value or b"")
-    return b""

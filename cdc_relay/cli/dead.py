@@ -1,0 +1,102 @@
+"""``cdc-relay dead``: rows that failed too often, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from cdc_relay.cli.options import DATABASE, LOGGING, settings_options
+from cdc_relay.config import Settings
+from cdc_relay.database import connected, describe_table, engine
+from cdc_relay.errors import ConfigError
+from cdc_relay.store import Store
+
+
+@click.group("dead", help="List, show, retry or discard rows that failed too often.")
+def command() -> None:
+    """The group of the commands below."""
+
+
+@command.command("list")
+@settings_options(*DATABASE, *LOGGING)
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+def list_(settings: Settings, limit: int, as_json: bool) -> None:
+    """List dead rows, lowest id first."""
+    with _store(settings) as store:
+        rows = store.dead(limit)
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(row, ensure_ascii=False, default=str))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = ("id", "event_id", "aggregate_type", "aggregate_id", "event_type", "retry_count")
+    table = Table(*columns, "last_error", title=f"{len(rows)} dead")
+    for row in rows:
+        table.add_row(*(str(row.get(name) or "") for name in (*columns, "last_error")))
+    Console().print(table)
+
+
+@command.command("show")
+@settings_options(*DATABASE, *LOGGING)
+@click.argument("event_id")
+def show(settings: Settings, event_id: str) -> None:
+    """Show a dead row with its payload, as JSON."""
+    with _store(settings) as store:
+        rows = store.dead(1, event_ids=[event_id], payload=True)
+    if not rows:
+        raise ConfigError(f"no dead row has the event id {event_id!r}")
+    row = rows[0]
+    for name in ("payload", "headers"):
+        if isinstance(row.get(name), bytes):
+            row[name] = row[name].decode("utf-8", "backslashreplace")
+    click.echo(json.dumps(row, ensure_ascii=False, default=str, indent=2))
+
+
+@command.command("retry")
+@settings_options(*DATABASE, *LOGGING)
+@click.argument("event_ids", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All dead rows.")
+def retry(settings: Settings, event_ids: tuple[str, ...], everything: bool) -> None:
+    """Make dead rows pending again, with a fresh ladder; relay or compensator sends them."""
+    _require(event_ids, everything)
+    with _store(settings) as store:
+        click.echo(f"{store.revive(None if everything else event_ids)} rows are pending again")
+
+
+@command.command("discard")
+@settings_options(*DATABASE, *LOGGING)
+@click.argument("event_ids", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All dead rows.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def discard(settings: Settings, event_ids: tuple[str, ...], everything: bool, yes: bool) -> None:
+    """Delete dead rows: their events will never be sent, and their aggregates flow again."""
+    _require(event_ids, everything)
+    if not yes:
+        what = "all dead rows" if everything else f"{len(event_ids)} rows"
+        click.confirm(f"Delete {what}? Their events will never be sent.", abort=True)
+    with _store(settings) as store:
+        click.echo(f"{store.discard_dead(None if everything else event_ids)} rows deleted")
+
+
+def _require(event_ids: tuple[str, ...], everything: bool) -> None:
+    if bool(event_ids) == everything:
+        raise ConfigError("give event ids, or --all")
+
+
+@contextmanager
+def _store(settings: Settings) -> Iterator[Any]:
+    settings.require("database_url")
+    pool = engine(settings)
+    try:
+        with connected(pool) as connection:
+            shape = describe_table(connection, settings)
+        yield Store(pool, shape, max_tries=settings.max_tries)
+    finally:
+        pool.dispose()

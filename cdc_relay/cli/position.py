@@ -1,0 +1,132 @@
+"""``cdc-relay position``: where the relay goes on, shown and set."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from cdc_relay.binlog.stream import inspect, open_connection
+from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
+from cdc_relay.config import Settings
+from cdc_relay.database import connect_arguments
+from cdc_relay.errors import ConfigError, PositionLostError
+from cdc_relay.kafka import checkpoints
+from cdc_relay.kafka.checkpoints import Checkpoint
+from cdc_relay.owner import SHARD, write_checkpoint
+from cdc_relay.position import GtidSet, Position, file_number
+
+
+@click.group("position", help="Show or set the position from which the relay goes on.")
+def command() -> None:
+    """The group of the two commands below."""
+
+
+@command.command("show")
+@settings_options(*KAFKA, *LOGGING)
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+def show(settings: Settings, as_json: bool) -> None:
+    """Show the last committed checkpoint."""
+    settings.require("kafka_bootstrap")
+    last = checkpoints.read_last(settings, SHARD)
+    if as_json:
+        click.echo(json.dumps(None if last is None else _fields(last), ensure_ascii=False))
+    elif last is None:
+        click.echo("no checkpoint: the relay has never run under this name")
+    else:
+        for name, value in _fields(last).items():
+            click.echo(f"{name}: {'-' if value is None else value}")
+
+
+@command.command("set")
+@settings_options("delivery", "transaction_timeout", "session_timeout", *DATABASE, *KAFKA, *LOGGING)
+@click.option("--current", is_flag=True, help="The end of the server's binlog now.")
+@click.option("--gtids", help="After these transactions (MySQL GTID set, MariaDB GTID position).")
+@click.option("--file", "file", help="Binlog file; with --offset, where GTIDs are off.")
+@click.option("--offset", type=click.IntRange(4), help="Offset of a transaction's start in it.")
+def set_(
+    settings: Settings, current: bool, gtids: str | None, file: str | None, offset: int | None
+) -> None:
+    """Set the position. Refused while a relay of the name runs.
+
+    Rows between the position and the end of the binlog that the table shows as sent are not sent
+    again.
+    """
+    settings.require("database_url", "kafka_bootstrap")
+    connection = open_connection(connect_arguments(settings), settings.read_timeout)
+    try:
+        server = inspect(connection)
+        position = _wanted(server.position, current, gtids, file, offset)
+        _check(connection, position, server.position)
+    finally:
+        connection.close()
+    last = checkpoints.read_last(settings, SHARD)
+    write_checkpoint(
+        settings,
+        Checkpoint(
+            position,
+            owed=last.owed if last else (),
+            closed=last.closed if last else (),
+            doubtful_until=server.position,
+            anchor="position set by hand",
+        ),
+    )
+    click.echo(f"position set to {position}")
+
+
+def _wanted(
+    end: Position, current: bool, gtids: str | None, file: str | None, offset: int | None
+) -> Position:
+    given = [current, gtids is not None, file is not None or offset is not None]
+    if sum(given) != 1 or (file is None) != (offset is None):
+        raise ConfigError("give one of --current, --gtids, or --file with --offset")
+    if current:
+        return end
+    if gtids is not None:
+        if end.gtids is None:
+            raise ConfigError("--gtids: the server keeps no GTIDs; give --file and --offset")
+        return end.at(end.file, end.offset, gtids)
+    # Without a set of GTIDs the dump starts at the offset, on any server.
+    return end.at(file or "", offset or 0, None)
+
+
+def _check(connection: Any, position: Position, end: Position) -> None:
+    """Raise for a position that the server cannot start from."""
+    if position.gtids is not None and position.flavor == "mysql":
+        try:
+            wanted = GtidSet(position.gtids)
+        except ValueError as error:
+            raise ConfigError(f"--gtids: {error}") from None
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@global.gtid_purged")
+            purged = GtidSet(str(cursor.fetchone()[0]))
+        if not GtidSet(end.gtids or "").contains(wanted):
+            raise ConfigError("--gtids: the server has not executed all of these transactions")
+        if not wanted.contains(purged):
+            raise PositionLostError(f"--gtids: transactions after it are purged ({purged})")
+    elif position.gtids is None:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW BINARY LOGS")
+            sizes = {str(row[0]): int(row[1]) for row in cursor.fetchall()}
+        if position.file not in sizes:
+            first = min(sizes, key=file_number, default="none")
+            raise PositionLostError(
+                f"--file: the server has no binlog {position.file}; its first is {first}"
+            )
+        if position.offset > sizes[position.file]:
+            raise ConfigError(
+                f"--offset: {position.file} has {sizes[position.file]} bytes, not {position.offset}"
+            )
+
+
+def _fields(last: Checkpoint) -> dict[str, Any]:
+    return {
+        **last.position.to_json(),
+        "time": last.time,
+        "owed_marks": len(last.owed),
+        "closed_aggregates": len(last.closed),
+        "sweeping": last.sweeping,
+        "doubtful_until": str(last.doubtful_until) if last.doubtful_until else None,
+        "anchor": last.anchor or None,
+    }

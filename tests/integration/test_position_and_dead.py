@@ -1,0 +1,82 @@
+"""The commands that set a position and that deal with dead rows, on real servers."""
+
+from __future__ import annotations
+
+import json
+
+from tests.support.harness import Harness
+
+
+def _output(process: object) -> str:
+    return getattr(process, "stdout").decode()  # noqa: B009
+
+
+def test_position_is_shown_and_set_while_no_relay_runs(shop: Harness) -> None:
+    assert "no checkpoint" in _output(shop.run("position", "show"))
+    shop.ins("a", {"n": 1})
+    relay = shop.relay()
+    shop.wait_sent(1)
+    refused = shop.run("position", "set", "--current")
+    assert refused.wait() == 2
+    assert "is running: stop it first" in refused.text()
+    assert relay.terminate() == 0
+
+    before = json.loads(_output(shop.run("position", "show", "--json")))
+    shop.ins("a", {"n": 2})
+    assert shop.run("position", "set", "--current").wait() == 0
+    after = json.loads(_output(shop.run("position", "show", "--json")))
+    assert after["gtids"] != before["gtids"]
+    # The row that the new position passed over is the compensator's.
+    assert shop.run("start", "--until-current").wait() == 0
+    assert [message.json["n"] for message in shop.messages()] == [1]
+    assert shop.compensate()["sent"] == 1
+    assert [message.json["n"] for message in shop.messages()] == [1, 2]
+
+
+def test_going_back_sends_nothing_that_the_table_shows_as_sent(shop: Harness) -> None:
+    relay = shop.relay()
+    start = json.loads(_output(shop.run("position", "show", "--json")))
+    for number in range(5):
+        shop.ins("a", {"n": number})
+    shop.wait_sent(5)
+    assert relay.terminate() == 0
+    assert shop.run("position", "set", "--gtids", start["gtids"]).wait() == 0
+    shop.ins("a", {"n": 5})
+    assert shop.run("start", "--until-current").wait() == 0
+    assert [message.json["n"] for message in shop.messages()] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_position_that_the_server_cannot_start_from_is_refused(shop: Harness) -> None:
+    for arguments, code in (
+        (["--gtids", "nonsense"], 2),
+        (["--file", "nope.000001", "--offset", "4"], 5),
+        (["--file", "nope.000001"], 2),
+        ([], 2),
+    ):
+        if arguments[:1] == ["--gtids"] and shop.database.is_mariadb:
+            continue
+        process = shop.run("position", "set", *arguments)
+        assert process.wait() == code, process.text()
+        assert process.text().count("error:") == 1
+
+
+def test_dead_rows_are_listed_shown_retried_and_discarded(shop: Harness) -> None:
+    first = shop.ins("a", {"n": 1})
+    second = shop.ins("b", {"n": 2})
+    shop.database.sql(
+        f"UPDATE {shop.table} SET status = 2, retry_count = 11, last_error = 'too large'"
+    )
+    rows = [json.loads(line) for line in _output(shop.run("dead", "list", "--json")).splitlines()]
+    assert [row["event_id"] for row in rows] == [first, second]
+    assert rows[0]["last_error"] == "too large"
+    shown = json.loads(_output(shop.run("dead", "show", first)))
+    assert json.loads(shown["payload"]) == {"n": 1}
+
+    assert shop.run("dead", "retry").wait() == 2
+    assert shop.run("dead", "retry", first).wait() == 0
+    assert (shop.count(0), shop.count(2)) == (1, 1)
+    assert shop.compensate()["sent"] == 1
+
+    assert shop.run("dead", "discard", "--all", "--yes").wait() == 0
+    assert (shop.count(1), shop.count(2)) == (1, 0)
+    assert [message.event_id for message in shop.messages()] == [first]
