@@ -425,6 +425,9 @@ class TransactionalSink:
                 result[index] = Refusal(text(error), topic, certain or topic)
                 if topic:
                     self._topics.forget(record.topic)
+        if not result:
+            [(where, error), *_] = self._refused.items()
+            raise SinkError(f"the checkpoint was refused by {where[0]}: {text(error)}")
         return result
 
     def poll(self) -> None:
