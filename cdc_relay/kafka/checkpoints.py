@@ -15,20 +15,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
+import structlog
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
     KafkaError,
     KafkaException,
+    TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+)
 
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, SinkUnavailableError
 from cdc_relay.kafka.client import base_config, create, sink_error, text
 from cdc_relay.position import Position
 from cdc_relay.router import Record
+
+log = structlog.get_logger(__name__)
 
 _VERSION: Final = 1
 # Compaction keeps the last value of a key; small segments let it start early.
@@ -123,26 +131,51 @@ def ensure_topic(settings: Settings, timeout: float = 15.0) -> None:
         topic, num_partitions=settings.shards, replication_factor=-1, config=_TOPIC_CONFIG
     )
     try:
-        metadata = admin.list_topics(topic, timeout=timeout)
-        if metadata.topics[topic].error is None:
-            return
+        # Not by its metadata: asking for those creates the topic, with the brokers' defaults,
+        # where they create topics by themselves.
+        admin.describe_topics(TopicCollection([topic]), request_timeout=timeout)[topic].result()
+        return _check_policy(admin, topic)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise sink_error(error, settings, f"cannot describe topic {topic}") from None
+    try:
         admin.create_topics([new], operation_timeout=timeout, request_timeout=timeout)[
             topic
         ].result(timeout=timeout + 1)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
-            return
+            return None
         raise sink_error(error, settings, f"cannot create topic {topic}") from None
     except TimeoutError:
         raise SinkUnavailableError(
             f"Kafka at {settings.kafka_bootstrap} does not answer: cannot create topic {topic}"
         ) from None
+    return None
+
+
+def _check_policy(admin: Any, topic: str) -> None:
+    """Say so where the topic would forget the checkpoint of a relay that is idle for long."""
+    resource = ConfigResource("topic", topic)
+    try:
+        found = admin.describe_configs([resource], request_timeout=5.0)[resource].result()
+    except KafkaException:
+        return  # no grant to look, or no answer: nothing is wrong for that reason
+    policy = found["cleanup.policy"].value
+    if "compact" not in str(policy):
+        log.warning(
+            "the checkpoint topic is not compacted: after its retention time the checkpoint of "
+            "an idle relay is gone, and the relay anchors anew",
+            topic=topic,
+            cleanup_policy=policy,
+            mend=f"kafka-configs.sh --alter --topic {topic} --add-config cleanup.policy=compact",
+        )
 
 
 def read_last(settings: Settings, partition: int = 0, timeout: float = 15.0) -> Checkpoint | None:
     """Return the last committed checkpoint of a shard, or None where there is none.
 
-    Reads from the end of the topic backwards, so the cost does not grow with its history. Raises
+    Reads from the end of the topic backwards, so the cost does not grow with its history. Beside
+    a relay that goes on writing, it is the last one as of the call, or a later one. Raises
     ``SinkUnavailableError`` when Kafka does not answer in time.
     """
     consumer = create(
@@ -154,6 +187,8 @@ def read_last(settings: Settings, partition: int = 0, timeout: float = 15.0) -> 
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
+            # The end is told by an empty answer: wait for one no longer than this.
+            "fetch.wait.max.ms": 10,
             "auto.offset.reset": "earliest",
             "allow.auto.create.topics": False,
         },
@@ -166,7 +201,7 @@ def read_last(settings: Settings, partition: int = 0, timeout: float = 15.0) -> 
         span = _LOOK_BACK
         while high > low:
             start = max(low, high - span)
-            found = _last_value(consumer, topic, partition, start, time.monotonic() + timeout)
+            found = _last_value(consumer, topic, partition, start, high, timeout)
             if found is not None or start == low:
                 return Checkpoint.decode(found) if found is not None else None
             span *= 16
@@ -184,10 +219,12 @@ def read_last(settings: Settings, partition: int = 0, timeout: float = 15.0) -> 
 
 
 def _last_value(
-    consumer: Any, topic: str, partition: int, start: int, deadline: float
+    consumer: Any, topic: str, partition: int, start: int, high: int, timeout: float
 ) -> bytes | None:
-    """The last value at or after ``start``, read until the end of the partition."""
+    """The last value at or after ``start``, read up to ``high`` (a transaction's end marker has
+    an offset of its own and is not handed out) or to the end of the partition."""
     consumer.assign([TopicPartition(topic, partition, start if start else OFFSET_BEGINNING)])
+    deadline = time.monotonic() + timeout
     last: bytes | None = None
     while True:
         message = consumer.poll(max(0.0, deadline - time.monotonic()))
@@ -197,6 +234,8 @@ def _last_value(
         if error is None:
             if message.value() is not None:
                 last = message.value()
+            if message.offset() + 1 >= high:
+                return last
         elif error.code() == KafkaError._PARTITION_EOF:
             return last
         elif not error.retriable():
