@@ -83,6 +83,10 @@ def _producer_config(settings: Settings, client_id: str) -> dict[str, Any]:
     return {
         # Defaults that a user may change. Who sends a group waits for it: lingering only delays.
         "linger.ms": 1,
+        # A transaction that begins while the markers of the last one are being written is told to
+        # try again: at librdkafka's 100 ms that was a median of 100 ms from commit to consumer
+        # at 200 events/s, at 5 ms it was 13 ms. It grows by itself where brokers are away.
+        "retry.backoff.ms": 2,
         "compression.type": "lz4",
         "queue.buffering.max.kbytes": 32 * 1024,
         **base_config(settings, client_id),
