@@ -26,7 +26,8 @@ from cdc_relay.errors import (
 from cdc_relay.kafka import checkpoints
 from cdc_relay.kafka.checkpoints import Checkpoint
 from cdc_relay.kafka.membership import Membership, members
-from cdc_relay.kafka.sink import FencedError, IdempotentSink, TransactionalSink
+from cdc_relay.kafka.sink import FencedError, IdempotentSink
+from cdc_relay.kafka.transactions import TransactionalSink
 from cdc_relay.position import Position
 from cdc_relay.relay import Counters, Relay, Sink, Source
 from cdc_relay.router import Router
