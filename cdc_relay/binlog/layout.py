@@ -18,6 +18,7 @@ from typing import Final, Self
 import structlog
 
 from cdc_relay.binlog import rows, values
+from cdc_relay.binlog.charsets import codec_of
 from cdc_relay.binlog.rows import SKIP, Column, Layout, UnreadRow, decode_rows
 from cdc_relay.binlog.values import decimal_size
 from cdc_relay.errors import SourceError
@@ -102,25 +103,6 @@ _BLOB_PREFIX: Final = {
 }  # fmt: skip
 
 _UTF8: Final = ("utf8mb4", "utf8mb3", "utf8", "ascii")
-# MySQL's names of character sets that Python's codecs read as MySQL does.
-_CODECS: Final = {
-    "latin1": "cp1252",
-    "latin2": "iso8859_2",
-    "latin5": "iso8859_9",
-    "latin7": "iso8859_13",
-    "greek": "iso8859_7",
-    "hebrew": "iso8859_8",
-    "cp1250": "cp1250",
-    "cp1251": "cp1251",
-    "cp1256": "cp1256",
-    "cp1257": "cp1257",
-    "koi8r": "koi8_r",
-    "koi8u": "koi8_u",
-    "ucs2": "utf_16_be",
-    "utf16": "utf_16_be",
-    "utf16le": "utf_16_le",
-    "utf32": "utf_32_be",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +132,18 @@ class SchemaColumn:
         """The labels of an ENUM or SET."""
         if self.data_type not in ("enum", "set"):
             return []
-        return [label.replace("''", "'") for label in _LABEL.findall(self.column_type)]
+        return [_ESCAPED.sub(_unescaped, label) for label in _LABEL.findall(self.column_type)]
 
 
 _LABEL: Final = re.compile(r"'((?:[^']|'')*)'")
+# The server writes labels with these escapes (``append_unescaped``).
+_ESCAPED: Final = re.compile(r"''|\\(.)", re.DOTALL)
+_ESCAPES: Final = {"0": "\0", "n": "\n", "r": "\r"}
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    letter = match[1]
+    return "'" if letter is None else _ESCAPES.get(letter, letter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +182,11 @@ class MappedColumn:
         return base + (meta + 1) // 2
 
 
-def parse_table_map(shape: bytes) -> list[MappedColumn]:
+def parse_table_map(shape: bytes, *, mariadb: bool) -> list[MappedColumn]:
     """Return the columns of a table map, given its bytes from the schema's name on.
 
-    Raises ``ValueError`` or ``IndexError`` for damaged bytes.
+    The two servers do not agree which types have a character set. Raises ``ValueError`` or
+    ``IndexError`` for damaged bytes.
     """
     pos = 1 + shape[0] + 1
     pos += 1 + shape[pos] + 1
@@ -223,7 +214,8 @@ def parse_table_map(shape: bytes) -> list[MappedColumn]:
     optional = dict(_optional(shape, pos))
     names = _names(optional.get(_COLUMN_NAMES))
     signs = _signs(optional.get(_SIGNEDNESS))
-    strings = sum(kind in _STRINGS for kind, _ in columns)
+    text_types = _MARIA_STRINGS if mariadb else _MYSQL_STRINGS
+    strings = sum(kind in text_types for kind, _ in columns)
     collations = iter(_collations(optional, strings))
     return [
         MappedColumn(
@@ -231,7 +223,7 @@ def parse_table_map(shape: bytes) -> list[MappedColumn]:
             meta,
             next(names, None),
             next(signs, None) if kind in _NUMBERS else None,
-            next(collations, None) if kind in _STRINGS else None,
+            next(collations, None) if kind in text_types else None,
         )
         for kind, meta in columns
     ]
@@ -260,8 +252,11 @@ _DEFAULT_CHARSET: Final = 2
 _COLUMN_CHARSET: Final = 3
 _COLUMN_NAMES: Final = 4
 
-_NUMBERS: Final = frozenset((*_INTEGERS, FLOAT, DOUBLE, NEWDECIMAL))
+# Columns that have a bit in the signs, and those that have an entry in the character sets.
+_NUMBERS: Final = frozenset((*_INTEGERS, YEAR, FLOAT, DOUBLE, NEWDECIMAL))
 _STRINGS: Final = frozenset((VARCHAR, VAR_STRING, STRING, BLOB))
+_MYSQL_STRINGS: Final = _STRINGS | {VECTOR}
+_MARIA_STRINGS: Final = _STRINGS | {GEOMETRY, MARIA_BLOB_COMPRESSED, MARIA_VARCHAR_COMPRESSED}
 
 
 def _optional(shape: bytes, pos: int) -> Iterator[tuple[int, bytes]]:
@@ -403,7 +398,7 @@ def reading(
             return Column(width, kind=rows.RAW if as_bytes else rows.TEXT)
         if charset in _UTF8:
             return Column(width, kind=rows.RAW if as_bytes else rows.TEXT)
-        codec = _CODECS.get(str(charset))
+        codec = codec_of(str(charset))
         if codec is not None:
             return Column(width, kind=rows.RAW_CODEC if as_bytes else rows.TEXT_CODEC, codec=codec)
         return Column(width, kind=rows.READ_BACK, codec=f"character set {charset}")
@@ -478,8 +473,11 @@ class LayoutResolver:
         load_charsets: Callable[[], Mapping[int, str]],
         find: Callable[[int], OutboxEvent | None],
         names: Mapping[str, str],
+        *,
+        mariadb: bool,
     ) -> None:
         """``find`` reads a row of any status by its key, None where there is none."""
+        self._mariadb = mariadb
         self._load_columns = load_columns
         self._load_charsets = load_charsets
         self._find = find
@@ -491,7 +489,7 @@ class LayoutResolver:
     def resolve(self, shape: bytes) -> Layout:
         """Return the plan for a table map (its bytes from the schema's name on). Raises
         ``ValueError`` or ``IndexError`` for damaged bytes."""
-        mapped = parse_table_map(shape)
+        mapped = parse_table_map(shape, mariadb=self._mariadb)
         return build(mapped, self._load_columns(), self._names, self._load_charsets())
 
     def doubtful(

@@ -229,7 +229,11 @@ class BinlogSource:
             server = inspect(connection)
             gtids, maria = self._check(start, server)
             resolver = LayoutResolver(
-                self._load_columns, self._load_charsets, self._find, self._columns
+                self._load_columns,
+                self._load_charsets,
+                self._find,
+                self._columns,
+                mariadb=server.flavor == "mariadb",
             )
             decoder = Decoder(
                 self._schema,

@@ -219,7 +219,7 @@ def _number_text(text: str, value: float) -> str:
     digits = digits.rstrip("0")
     if -14 <= point <= 0:
         return f"{sign}0.{'0' * -point}{digits}"
-    if 0 < point <= 15:
+    if 0 < point <= 15 or 0 < point < len(digits):
         if len(digits) <= point:
             return sign + digits.ljust(point, "0")
         return f"{sign}{digits[:point]}.{digits[point:]}"
