@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dev.server import Server
+from dev.mariadb import MariaDB
+from dev.mysql import MySQL
 from tests.support.harness import Harness
 from tests.support.load import Load, account
 from tests.support.sql import Database
@@ -16,13 +17,26 @@ from tests.support.sql import Database
 KILLS = 5
 
 
-@pytest.mark.parametrize("seed", [1])
+@pytest.mark.parametrize(
+    ("name", "delivery", "seed"),
+    [
+        ("bare_mysql", "exactly_once", 1),
+        ("own_mysql", "exactly_once", 2),
+        ("own_mariadb", "exactly_once", 3),
+        ("own_mysql", "at_least_once", 4),
+    ],
+)
 def test_kill_9_under_load_loses_nothing_and_keeps_the_order(
-    seed: int, own_server: Server, harness: Callable[..., Harness]
+    name: str,
+    delivery: str,
+    seed: int,
+    request: pytest.FixtureRequest,
+    harness: Callable[..., Harness],
 ) -> None:
+    server: MySQL | MariaDB = request.getfixturevalue(name)
     chance = random.Random(seed)
-    with Database.create(own_server.url()) as database:  # type: ignore[attr-defined]
-        shop = harness(database)
+    with Database.create(server.url()) as database:
+        shop = harness(database, DELIVERY=delivery)
         shop.create_topic(partitions=12)
         relay = shop.relay()
         # From the first checkpoint on everything counts.
@@ -43,6 +57,7 @@ def test_kill_9_under_load_loses_nothing_and_keeps_the_order(
         found = account(database, shop.table, "order", shop.messages())
         about = f"{found}, killed after {moments} s, {found.duplicates} duplicates"
         assert found.whole, about
+        assert delivery == "at_least_once" or not found.duplicates, about
         assert found.committed > 300, about
         assert shop.count(1) == found.committed, about
         last = shop.checkpoint()
