@@ -23,6 +23,7 @@ class Relay:
 
     place: Place
     name: str
+    delivery: str
     mark: str
 
     @property
@@ -37,7 +38,7 @@ class Relay:
             "KAFKA_BOOTSTRAP": self.place.kafka.bootstrap,
             "NAME": self.name,
             "TOPIC": f"{self.name}.event.{{aggregate_type}}",
-            "DELIVERY": "at_least_once",
+            "DELIVERY": self.delivery,
             "MARK": self.mark,
             "HTTP": "off",
             "LOG_FORMAT": "json",

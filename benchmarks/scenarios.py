@@ -14,14 +14,18 @@ from typing import Any, Final
 from benchmarks import workload
 from benchmarks.figures import Figure
 from benchmarks.place import Place
-from benchmarks.reader import Job, Reader, Reading, read
+from benchmarks.reader import Job, Reader, Reading, active_decoder, read
 from benchmarks.relay import Process, Relay
 from cdc_relay.binlog.stream import inspect
 from dev.console import say
 
 _MIB: Final = 2**20
-# A row far behind all others: where it comes out of the log, everything before it was read.
-_LAST_ROW: Final = 1_000_000_000
+# Number of the first order of a second load: above those of the first.
+_FAR: Final = 1_000_000_000
+
+_OURS: Final[tuple[Reader, ...]] = ("ours-python", "ours")
+# The marks come last: the others would read them.
+_MODES: Final = (("at_least_once", "none"), ("exactly_once", "none"), ("exactly_once", "update"))
 
 _numbers = itertools.count(1)
 
@@ -39,10 +43,10 @@ class Plan:
 def decode(place: Place, plan: Plan) -> list[Figure]:
     """Rows per second of the decoders alone, nothing behind them."""
     start = _backlog(place, "orders", plan.orders)
-    readings: dict[Reader, list[Reading]] = {"stock": [], "stock-tuned": [], "ours": []}
+    readings = _readers()
     for turn in range(plan.runs):
         for reader, done in readings.items():
-            rows = plan.orders if reader == "ours" else plan.slice
+            rows = plan.orders if reader in _OURS else plan.slice
             done.append(read(Job(reader, place.url, start, rows)))
             say(f"decode {turn + 1}/{plan.runs}: {reader} {_per_second(done[-1].rate)}")
     return _compared("decode", "rows", readings)
@@ -51,15 +55,18 @@ def decode(place: Place, plan: Plan) -> list[Figure]:
 def skip(place: Place, plan: Plan) -> list[Figure]:
     """Events per second of traffic that is not ours, and of traffic with a row of ours among it."""
     count = plan.orders
-    start = _backlog(place, "unrelated", plan.slice, end_row=_LAST_ROW)
-    workload.load(place, "unrelated", count - plan.slice, first=plan.slice + 1)
-    workload.load(place, "orders", 1, first=_LAST_ROW + 1)
-    readings: dict[Reader, list[Reading]] = {"stock": [], "stock-tuned": [], "ours": []}
+    start = _backlog(place, "orders", 1)
+    # Rows of ours stand before it, after the slice and after it all, so that a reader sees where
+    # it is.
+    for first, last in ((1, plan.slice), (plan.slice + 1, count)):
+        _load(place, "unrelated", last - first + 1, first=first)
+        workload.load(place, "orders", 1, first=_FAR + last)
+    readings = _readers()
     for turn in range(plan.runs):
         for reader, done in readings.items():
-            whole = reader == "ours"
+            whole = reader in _OURS
             events = workload.UNRELATED_EVENTS * (count if whole else plan.slice)
-            reading = read(Job(reader, place.url, start, 2 if whole else 1))
+            reading = read(Job(reader, place.url, start, 3 if whole else 2))
             done.append(replace(reading, count=events))
             say(f"skip {turn + 1}/{plan.runs}: {reader} {_per_second(done[-1].rate)}")
     figures = _compared("skip: nothing of ours", "events", readings)
@@ -80,21 +87,22 @@ def skip(place: Place, plan: Plan) -> list[Figure]:
 def relay(place: Place, plan: Plan) -> list[Figure]:
     """The whole path: binlog to records that Kafka has acknowledged, marks and checkpoint."""
     stock: list[Reading] = []
-    drains: dict[str, list[Drain]] = {"none": [], "update": []}
+    drains: dict[tuple[str, str], list[Drain]] = {mode: [] for mode in _MODES}
     for turn in range(plan.runs):
-        relays = [_ready(place, mark) for mark in drains]
+        relays = [_ready(place, *mode) for mode in drains]
         start = _backlog(place, "orders", plan.orders, clear=False)
         rows = plan.slice
         stock.append(read(Job("stock-tuned", place.url, start, rows)))
         for one in relays:
-            drains[one.mark].append(_drain(one, plan.orders))
-            rate = _per_second(drains[one.mark][-1].rate)
-            say(f"relay {turn + 1}/{plan.runs}: mark={one.mark} {rate}")
+            drain = _drain(one, plan.orders)
+            drains[one.delivery, one.mark].append(drain)
+            rate = _per_second(drain.rate)
+            say(f"relay {turn + 1}/{plan.runs}: {one.delivery}, mark={one.mark} {rate}")
     figures = [Figure("relay", "stock-tuned, decoding only", "rows/s", [r.rate for r in stock])]
-    for mark, done in drains.items():
+    for (delivery, mark), done in drains.items():
         ratio = [drain.rate / reading.rate for drain, reading in zip(done, stock, strict=True)]
         figures += [
-            Figure(f"relay, mark={mark}", name, unit, values)
+            Figure(f"relay: {delivery}, mark={mark}", name, unit, values)
             for name, unit, values in (
                 ("first to last append in Kafka", "rows/s", [d.rate for d in done]),
                 ("the same / stock-tuned, decoding only", "×", ratio),
@@ -115,7 +123,7 @@ def memory(place: Place, plan: Plan) -> list[Figure]:
         ("unrelated", workload.UNRELATED_EVENTS),
     ):
         for count in (max(plan.orders // 10, 1), plan.orders):
-            one = _ready(place, "none")
+            one = _ready(place, "exactly_once", "none")
             _backlog(place, kind, count, clear=False)
             peak = one.run().peak_rss / _MIB
             say(f"memory: {count} {kind} {peak:.1f} MiB")
@@ -152,25 +160,31 @@ class Drain:
         return self.process.cpu_seconds / self.rows * 1e6
 
 
-def _backlog(
-    place: Place, kind: str, count: int, *, clear: bool = True, end_row: int = 0
-) -> dict[str, Any]:
+def _backlog(place: Place, kind: str, count: int, *, clear: bool = True) -> dict[str, Any]:
     """Commit the transactions; returns the position before them."""
     if clear:
         place.clear()
     with place.connect() as connection:
         start = inspect(connection).position.to_json()
-    seconds = workload.load(place, kind, count)
-    if end_row:
-        workload.load(place, "orders", 1, first=end_row)
-    say(f"loaded {count} transactions ({kind}), {count / seconds:,.0f} a second")
+    _load(place, kind, count)
     return start
 
 
-def _ready(place: Place, mark: str) -> Relay:
+def _load(place: Place, kind: str, count: int, *, first: int = 1) -> None:
+    seconds = workload.load(place, kind, count, first=first)
+    say(f"loaded {count} transactions ({kind}), {count / seconds:,.0f} a second")
+
+
+def _readers() -> dict[Reader, list[Reading]]:
+    """An empty list for each reader to compare, in the order of their turns."""
+    ours: tuple[Reader, ...] = ("ours",) if active_decoder() == "python" else _OURS
+    return {reader: [] for reader in ("stock", "stock-tuned", *ours)}
+
+
+def _ready(place: Place, delivery: str, mark: str) -> Relay:
     """A new relay whose checkpoint lies at the present end of the binlog, its topic empty."""
     place.clear()
-    one = Relay(place, f"bench-{next(_numbers)}-{mark}", mark)
+    one = Relay(place, f"bench-{next(_numbers)}", delivery, mark)
     place.create_topic(one.topic)
     one.run()
     return one
@@ -198,7 +212,7 @@ def _compared(
     ]
     ours = readings["ours"]
     for reader, done in readings.items():
-        if reader != "ours":
+        if reader not in _OURS:
             pairs = list(zip(ours, done, strict=True))
             figures += [
                 Figure(scenario, f"ours / {reader}", "×", [a.rate / b.rate for a, b in pairs]),
