@@ -15,16 +15,13 @@ from typing import Final
 import structlog
 
 from cdc_relay import faults
-from cdc_relay.errors import SourceError, SourceUnavailableError
+from cdc_relay.errors import SourceUnavailableError
 from cdc_relay.store import Store
 
 log = structlog.get_logger(__name__)
 
 _ROWS: Final = 2000
 _PAUSE_S: Final = 1.0
-# A row comes out of the log a moment before other sessions see it: marks that found less than
-# they should look again after this time.
-_SECOND_LOOK_S: Final = 0.5
 
 
 class Marker:
@@ -35,11 +32,10 @@ class Marker:
         self._store = store
         self._wake = threading.Condition()
         self._owed: dict[int, str] = {}
-        self._again: list[tuple[float, list[tuple[int, str]]]] = []
         self._ended = False
         self.marked = 0
-        self.error: SourceError | None = None
-        """What trying again cannot mend (a missing grant); the relay's thread raises it."""
+        self.error: BaseException | None = None
+        """What trying again cannot mend (a missing grant, a bug); the relay's thread raises it."""
         self._thread = threading.Thread(target=self._run, name="marker", daemon=True)
 
     def start(self) -> None:
@@ -57,14 +53,11 @@ class Marker:
         """Rows that are acknowledged and not yet marked."""
         return len(self._owed)
 
-    def owed(self) -> list[tuple[int, str]]:
-        """Those rows."""
+    def owed(self) -> dict[int, str]:
+        """Those rows as of now: event ids by id. Who asks the table whether a row is pending takes
+        this first: a mark may be done between the two."""
         with self._wake:
-            return list(self._owed.items())
-
-    def owes(self, row_id: int, event_id: str) -> bool:
-        """Whether this row is one of them."""
-        return self._owed.get(row_id) == event_id
+            return self._owed.copy()
 
     def wait(self, timeout: float) -> bool:
         """Wait until nothing is owed; whether that is so after ``timeout`` seconds."""
@@ -88,31 +81,25 @@ class Marker:
                 return
             try:
                 faults.point("marking")
-                marked = self._store.mark_sent(rows)
+                # Fewer than all is right: the others are gone, or marked by somebody else. A row
+                # that comes out of the log before it is visible is still locked: it is waited for.
+                self.marked += self._store.mark_sent(rows)
                 faults.point("marked")
             except SourceUnavailableError as error:
                 log.warning("marks wait for the database", owed=len(self._owed), reason=str(error))
                 with self._wake:
                     self._wake.wait_for(lambda: self._ended, _PAUSE_S)
                 continue
-            except SourceError as error:
+            except BaseException as error:
                 self.error = error
                 return
-            self.marked += marked
-            self._done(rows, short=marked < len(rows))
+            self._done(rows)
 
     def _next(self) -> list[tuple[int, str]] | None:
         """The rows to mark now; None at the end."""
         with self._wake:
             while not self._owed and not self._ended:
-                pause = 60.0
-                if self._again:
-                    due, rows = self._again[0]
-                    pause = due - time.monotonic()
-                    if pause <= 0:
-                        del self._again[0]
-                        return rows
-                self._wake.wait(pause)
+                self._wake.wait()
             if self._ended:
                 return None
             found: list[tuple[int, str]] = []
@@ -122,12 +109,8 @@ class Marker:
                     break
             return found
 
-    def _done(self, rows: list[tuple[int, str]], *, short: bool) -> None:
+    def _done(self, rows: list[tuple[int, str]]) -> None:
         with self._wake:
-            owed = False
             for row_id, event_id in rows:
                 if self._owed.get(row_id) == event_id:
                     del self._owed[row_id]
-                    owed = True
-            if short and owed:
-                self._again.append((time.monotonic() + _SECOND_LOOK_S, rows))

@@ -3,33 +3,40 @@
 A refused row closes its aggregate. Later rows of it stay pending in the table, and out of memory,
 while the checkpoint moves on. The row climbs the ladder (``store.RETRY_LADDER_S``); when its time
 comes the relay reads the aggregate's pending rows in id order and sends up to the first refusal.
-When nothing is pending any more the aggregate flows again. Where the topic is at fault, the whole
-aggregate type is closed.
+When nothing is pending any more the aggregate flows again.
+
+Where the topic is at fault, the whole aggregate type is closed; it stands for all its aggregates,
+so none of them is closed beside it. When its other rows are sent, those that still wait are closed
+one by one.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import structlog
 
 from cdc_relay.kafka.topics import Refusal
 from cdc_relay.outbox import OutboxEvent
-from cdc_relay.store import Store
+from cdc_relay.store import Aggregate, Store
 
 log: Any = structlog.get_logger(__name__)
 
 Closed = tuple[str, str | None]
 """(aggregate_type, aggregate_id); None closes the whole type."""
 
+# Rows of one trial, at most.
 _ROWS: Final = 1000
+_ROWS_OF_TYPE: Final = 5000
+# A closed aggregate is looked at when its first row is due, but not more seldom than this:
+# somebody may make a row due by hand.
 _LOOK_AGAIN_S: Final = 1.0
-_BLOCKED_LOOK_S: Final = 10.0
-# Rows that the stream has just passed over may not be visible to SELECT yet.
-_VISIBLE_WITHIN_S: Final = 1.0
+_LONGEST_S: Final = 5.0
+# Looks take the stream's time: no more than this many a second.
+_LOOKS_PER_S: Final = 100
 # Aggregates of one type that may be closed one by one; more close the type.
 _MOST_AGGREGATES: Final = 5000
 
@@ -37,7 +44,10 @@ _MOST_AGGREGATES: Final = 5000
 @dataclass(slots=True)
 class _State:
     look_at: float
-    held_at: float = 0.0
+    trial: bool = False
+    """Its rows are being sent: they are let through, and a checkpoint still calls it closed."""
+    held: set[int] = field(default_factory=set)
+    """Rows that the stream has passed over since the table was asked last."""
 
 
 class Parking:
@@ -60,6 +70,11 @@ class Parking:
         for kind, key in closed:
             self.close(kind, key)
 
+    def close_blocked(self, kind: str | None = None) -> None:
+        """Close the aggregates, of one type or all, that a dead row keeps from flowing."""
+        for blocked in self._blocked(kind, None):
+            self.close(*blocked)
+
     def closed(self) -> tuple[Closed, ...]:
         """What is closed, for the checkpoint."""
         return tuple(self._closed)
@@ -68,40 +83,54 @@ class Parking:
         """Whether that is not what ``since`` says."""
         return tuple(self._closed) != tuple(since)
 
-    def holds(self, kind: str, key: str) -> bool:
-        """Whether events of this aggregate stay behind; notes that one was seen."""
-        state = self._closed.get((kind, key)) or self._closed.get((kind, None))
-        if state is None:
-            return False
-        state.held_at = time.monotonic()
-        return True
+    def holds(self, event: OutboxEvent) -> bool:
+        """Whether the event stays behind; notes that it was seen."""
+        kind = event.aggregate_type
+        for closed in ((kind, event.aggregate_id), (kind, None)):
+            state = self._closed.get(closed)
+            if state is not None and not state.trial:
+                state.held.add(event.id)
+                return True
+        return False
 
-    def close(self, kind: str, key: str | None, *, sent: bool = True) -> None:
-        """Close an aggregate; ``sent`` looks at it again soon."""
-        if (kind, key) not in self._closed:
-            pause = 0.0 if sent else _LOOK_AGAIN_S
-            self._closed[kind, key] = _State(time.monotonic() + pause)
-            of_type = sum(k == kind for k, _ in self._closed)
-            if of_type > _MOST_AGGREGATES:
-                for other in [c for c in self._closed if c[0] == kind]:
-                    del self._closed[other]
-                self._closed[kind, None] = _State(time.monotonic() + _LOOK_AGAIN_S)
+    def close(self, kind: str, key: str | None) -> None:
+        """Close an aggregate or a type."""
+        state = self._closed.get((kind, key))
+        whole = self._closed.get((kind, None))
+        if state is not None:
+            state.trial = False
+        elif whole is None or whole.trial:
+            self._closed[kind, key] = _State(time.monotonic() + _LOOK_AGAIN_S)
+        of_type = [closed for closed in self._closed if closed[0] == kind and closed[1] is not None]
+        if key is None or len(of_type) > _MOST_AGGREGATES:
+            state = self._closed.setdefault((kind, None), _State(time.monotonic() + _LOOK_AGAIN_S))
+            self._absorb(kind, state)
 
-    def open(self, aggregate: Closed, *, quietly: bool = False) -> None:
+    def open(self, aggregate: Closed) -> None:
         """Let the aggregate flow."""
         self._closed.pop(aggregate, None)
-        if not quietly:
-            log.info(
-                "aggregate flows again", aggregate_type=aggregate[0], aggregate_id=aggregate[1]
-            )
+        log.info("aggregate flows again", aggregate_type=aggregate[0], aggregate_id=aggregate[1])
+
+    def begin_trial(self, aggregate: Closed) -> None:
+        """Let the aggregate's rows through until one is refused or the trial ends. It counts as
+        closed meanwhile: after a crash, what the trial has not sent is still pending."""
+        self._closed[aggregate].trial = True
+
+    def end_trial(self, aggregate: Closed, *, sent: bool) -> None:
+        """Hold the aggregate's rows again; it is looked at soon where something was ``sent``."""
+        state = self._closed.get(aggregate)
+        if state is None:  # its type was closed
+            return
+        state.trial = False
+        if aggregate[1] is None:
+            self._absorb(aggregate[0], state)
+        state.look_at = time.monotonic() + (0.0 if sent else self._pause(_LOOK_AGAIN_S))
 
     def park(self, event: OutboxEvent, tries: int, refusal: Refusal) -> None:
         """Put the row on the ladder and close its aggregate (its type, where the topic is at
         fault)."""
         failure = self._store.record_failure(event, tries, refusal.reason)
-        if failure.outcome == "dead" and self._on_dead == "release":
-            pass
-        else:
+        if failure.outcome != "dead" or self._on_dead == "block":
             self.close(event.aggregate_type, None if refusal.topic else event.aggregate_id)
         log.error(
             "row is dead" if failure.outcome == "dead" else "row parked; its aggregate waits",
@@ -121,32 +150,69 @@ class Parking:
         now = time.monotonic()
         return [aggregate for aggregate, state in self._closed.items() if state.look_at <= now][:50]
 
-    def rows(self, aggregate: Closed) -> list[tuple[OutboxEvent, int]] | None:
+    def rows(
+        self, aggregate: Closed, owed: Mapping[int, str]
+    ) -> list[tuple[OutboxEvent, int]] | None:
         """The rows of a closed aggregate to send now, with their failures so far; empty when it
-        may flow again; None when it has to wait."""
-        state = self._closed[aggregate]
-        state.look_at = time.monotonic() + _LOOK_AGAIN_S
+        may flow again; None when it has to wait. ``owed`` are sent, whatever the table says."""
+        state = self._closed.get(aggregate)
+        if state is None:
+            return None
+        state.look_at = time.monotonic() + self._pause(_LONGEST_S)
+        if state.held:
+            # So that they are visible, or gone, when "nothing is pending" opens the aggregate.
+            self._store.settle(sorted(state.held))
+            state.held.clear()
         kind, key = aggregate
-        waiting = self._store.waiting(kind, key, _ROWS)
-        names = {pending.event.aggregate_id for pending, _ in waiting}
-        blocked = {name for name in names if self._is_blocked(kind, name)}
-        due: list[tuple[OutboxEvent, int]] = []
-        for pending, later in waiting:
-            name = pending.event.aggregate_id
-            if later:
-                blocked.add(name)
-            if name not in blocked:
-                due.append((pending.event, pending.retry_count))
-        if due:
-            return due
-        if waiting:
+        blocked = {name for _, name in self._blocked(kind, key)}
+        waits = self._due(aggregate, state, blocked, owed)
+        if waits:
+            events = self._store.events(waits)  # those that are still pending
+            return [(pending.event, pending.retry_count) for pending in events] or None
+        if key is not None:
+            return None if blocked else []
+        # Nothing of the type can be sent now: what waits for its own reasons waits alone.
+        if len(blocked) > _MOST_AGGREGATES:
             return None
-        if key is not None and self._is_blocked(kind, key):
-            state.look_at = time.monotonic() + _BLOCKED_LOOK_S
-            return None
-        if time.monotonic() - state.held_at < _VISIBLE_WITHIN_S:
-            return None
+        for name in sorted(blocked):
+            self._closed[kind, name] = _State(time.monotonic() + self._pause(_LOOK_AGAIN_S))
         return []
 
-    def _is_blocked(self, kind: str, key: str) -> bool:
-        return self._on_dead == "block" and self._store.has_dead(kind, key)
+    def _due(
+        self, aggregate: Closed, state: _State, blocked: set[str], owed: Mapping[int, str]
+    ) -> list[int]:
+        """The ids of the first rows to send. Adds the aggregates that must wait to ``blocked``."""
+        kind, key = aggregate
+        limit = _ROWS if key is not None else _ROWS_OF_TYPE
+        due: list[int] = []
+        after_id = 0
+        while not due and (key is None or not blocked):
+            page = self._store.waiting(kind, key, limit, after_id)
+            for row in page:
+                after_id = row.id
+                if owed.get(row.id) == row.event_id or row.aggregate_id in blocked:
+                    continue
+                if row.due_in_s > 0:
+                    blocked.add(row.aggregate_id)
+                    pause = self._pause(min(row.due_in_s, _LONGEST_S))
+                    state.look_at = min(state.look_at, time.monotonic() + pause)
+                else:
+                    due.append(row.id)
+            if len(page) < limit:
+                break
+        return due
+
+    def _blocked(self, kind: str | None, key: str | None) -> list[Aggregate]:
+        """The aggregates that wait behind a dead row: all, those of a type, or this one."""
+        if self._on_dead == "release":
+            return []
+        return self._store.dead_aggregates(kind, key, _MOST_AGGREGATES + 1)
+
+    def _pause(self, seconds: float) -> float:
+        return max(seconds, len(self._closed) / _LOOKS_PER_S)
+
+    def _absorb(self, kind: str, whole: _State) -> None:
+        """Let the closed type stand for its aggregates."""
+        for other in [closed for closed in self._closed if closed[0] == kind]:
+            if other[1] is not None:
+                whole.held |= self._closed.pop(other).held

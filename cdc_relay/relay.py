@@ -45,6 +45,11 @@ _QUEUED_BATCHES: Final = 16
 _GROUP_ROWS: Final = 5000
 _TICK_S: Final = 0.1
 _PROGRESS_PAUSE_S: Final = 10.0
+# Owed marks stand in every checkpoint, and a Kafka record holds a megabyte by default: these, and
+# those of one more group, however large its transactions are.
+_MOST_OWED: Final = 50_000
+# Of the time to stop, what is kept for the last checkpoint.
+_LAST_SAVE_S: Final = 3.0
 # A row comes out of the log a moment before its own transaction becomes visible to SELECT.
 _VISIBLE_WITHIN_S: Final = 5.0
 
@@ -136,10 +141,12 @@ class Relay:
         self._batches: queue.Queue[Batch | BaseException] = queue.Queue(_QUEUED_BATCHES)
         self._reading = threading.Event()
         self._marks = settings.mark != "none"
+        self._most_owed = min(settings.queue_rows, _MOST_OWED)
         self._marker = Marker(store)
         self._parking = Parking(store, settings.on_dead)
         self._checkpoint: Checkpoint = None  # type: ignore[assignment]
         self._moved: Position | None = None
+        self._saved_at = 0.0
         self.counters = counters
 
     def run(self, start: Checkpoint, until: Position | None = None) -> None:
@@ -152,6 +159,7 @@ class Relay:
         self._checkpoint = start
         self._parking.load(start.closed)
         reader: threading.Thread | None = None
+        orderly = False
         try:
             self._heal(start)
             self._marker.start()
@@ -162,10 +170,10 @@ class Relay:
             reader = threading.Thread(target=self._read, name="reader", daemon=True)
             reader.start()
             self._loop(until)
-        except StopAskedError:
-            pass
-        except SinkUnavailableError:
-            if not self._stopping.is_set():
+            orderly = True
+        except (StopAskedError, SinkUnavailableError) as error:
+            orderly = self._stopping.is_set()
+            if not orderly and isinstance(error, SinkUnavailableError):
                 raise
         finally:
             self._reading.set()
@@ -173,7 +181,7 @@ class Relay:
             with suppress(queue.Empty):
                 while True:  # room for the reader's last batch, so that it sees the end
                     self._batches.get_nowait()
-            self._finish(time.monotonic() + self._settings.stop_grace)
+            self._finish(time.monotonic() + self._settings.stop_grace, orderly)
             if reader is not None:
                 reader.join(timeout=5)
 
@@ -221,7 +229,7 @@ class Relay:
 
     def _gather(self) -> list[Batch]:
         """Everything that waits, up to a bound; waits a little when nothing does."""
-        if self._marker.owed_count >= self._settings.queue_rows:
+        if self._marker.owed_count >= self._most_owed:
             time.sleep(0.01)
             return []
         group: list[Batch] = []
@@ -248,13 +256,11 @@ class Relay:
         if not rows:
             self._moved = position  # past other tables only: saved now and then
             return self._save()
-        last = (len(rows) - 1) // _GROUP_ROWS * _GROUP_ROWS
-        for start in range(0, last + 1, _GROUP_ROWS):
-            faults.point("gathered")
-            items = self._route(self._events(rows[start : start + _GROUP_ROWS]))
-            faults.point("routed")
-            # Only the last part stands at a boundary.
-            self._deliver(items, position if start == last else None)
+        faults.point("gathered")
+        items = self._route(self._events(rows))
+        faults.point("routed")
+        # As a whole, with the position behind it: a part alone would come again after a crash.
+        self._deliver(items, position)
         until = self._checkpoint.doubtful_until
         if until is not None and position.reached(until):
             self._checkpoint = replace(self._checkpoint, doubtful_until=None)
@@ -266,7 +272,7 @@ class Relay:
         parking = self._parking
         for event in events:
             self.counters.received += 1
-            if parking.any and parking.holds(event.aggregate_type, event.aggregate_id):
+            if parking.any and parking.holds(event):
                 self.counters.held += 1
                 continue
             try:
@@ -306,7 +312,7 @@ class Relay:
                 items = items[middle:]
 
     def _is_held(self, event: OutboxEvent) -> bool:
-        return self._parking.any and self._parking.holds(event.aggregate_type, event.aggregate_id)
+        return self._parking.any and self._parking.holds(event)
 
     def _going_on(self) -> bool:
         """For waits inside the sink: whether to wait on."""
@@ -316,20 +322,24 @@ class Relay:
     def _next_checkpoint(self, events: Sequence[OutboxEvent], to: Position | None) -> Checkpoint:
         owed = self._marker.owed()
         if self._marks:
-            owed += [(event.id, event.event_id) for event in events]
+            owed.update((event.id, event.event_id) for event in events)
         return replace(
             self._checkpoint,
             position=to or self._checkpoint.position,
-            owed=[(row_id, fingerprint(event_id)) for row_id, event_id in owed],
+            owed=[(row_id, fingerprint(event_id)) for row_id, event_id in owed.items()],
             closed=self._parking.closed(),
             time=time.time(),
         )
 
     def _delivered(self, events: Sequence[OutboxEvent], checkpoint: Checkpoint) -> None:
         faults.point("delivered")
+        self._saved(checkpoint)
+        self._sent(events)
+
+    def _saved(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._moved = None
-        self._sent(events)
+        self._saved_at = time.monotonic()
 
     def _sent(self, events: Sequence[OutboxEvent]) -> None:
         self.counters.sent += len(events)
@@ -342,9 +352,8 @@ class Relay:
         last = self._checkpoint
         moved = self._moved is not None or self._parking.changed(last.closed)
         moved = moved or bool(last.owed) != bool(self._marker.owed_count)
-        if not moved or (
-            not force and time.time() - last.time < self._settings.checkpoint_interval
-        ):
+        since = time.monotonic() - self._saved_at
+        if not moved or (not force and since < self._settings.checkpoint_interval):
             return
         to = self._moved
         if to is not None and last.doubtful_until is not None and to.reached(last.doubtful_until):
@@ -355,21 +364,21 @@ class Relay:
         faults.point("saving")
         self._sink.deliver([], checkpoint.record(self._settings.name), self._going_on)
         faults.point("saved")
-        self._checkpoint = checkpoint
-        self._moved = None
+        self._saved(checkpoint)
 
     def _reached(self, until: Position) -> bool:
         position = self._moved or self._checkpoint.position
         return position.reached(until) and not self._marker.owed_count
 
-    def _finish(self, deadline: float) -> None:
-        """Mark what was delivered, until ``deadline``, and say so in a last checkpoint; what is
-        not finished is left to the next start."""
+    def _finish(self, deadline: float, orderly: bool) -> None:
+        """At an orderly end, mark what was delivered, until ``deadline``, and say so in a last
+        checkpoint; what is not finished is left to the next start. At any other end the shard may
+        be somebody else's: nothing is written any more."""
         try:
-            if self._stopping.is_set():
-                self._marker.wait(max(0.0, deadline - time.monotonic()))
-            self._marker.stop(max(0.1, deadline - time.monotonic()))
-            if self._stopping.is_set() or self._moved:
+            if orderly:
+                self._marker.wait(max(0.0, deadline - _LAST_SAVE_S - time.monotonic()))
+            self._marker.stop(max(0.1, deadline - _LAST_SAVE_S - time.monotonic()))
+            if orderly:
                 self._tick = lambda: None
                 self._save(force=True)
         except Exception as error:
@@ -436,11 +445,13 @@ class Relay:
             )
             self._deliver(items, None)
             self.counters.swept += len(items)
-            while self._marker.owed_count >= self._settings.queue_rows:
+            while self._marker.owed_count >= self._most_owed:
                 self._keep_up()
-                time.sleep(0.01)
+                if self._stopping.wait(0.01):
+                    raise StopAskedError
         for kind, key in scan.closed:
             self._parking.close(kind, key)
+        self._patiently(self._parking.close_blocked)
         faults.point("swept")
         end = self._patiently(self._source.current)
         self._checkpoint = replace(self._checkpoint, sweeping=False, doubtful_until=end)
@@ -458,19 +469,29 @@ class Relay:
         ]
         if self._checkpoint.doubtful_until is None or not events:
             return events
-        there = {
-            event.id: (event.event_id, status)
-            for event, status in self._patiently(
-                lambda: self._store.rows([event.id for event in events])
-            )
-        }
-        wanted = [event for event in events if self._is_wanted(event, there.get(event.id))]
+        owed = self._marker.owed()
+        there = self._patiently(lambda: self._look_up([event.id for event in events]))
+        wanted = [event for event in events if self._is_wanted(event, there, owed)]
         self.counters.dropped += len(events) - len(wanted)
         return wanted
 
-    def _is_wanted(self, event: OutboxEvent, row: tuple[str, int] | None) -> bool:
-        if self._marker.owes(event.id, event.event_id):
+    def _look_up(self, ids: list[int]) -> dict[int, tuple[str, int]]:
+        """Event id and status by id, of the rows that are there."""
+        found = self._store.rows(ids)
+        there = {event.id: (event.event_id, status) for event, status in found}
+        missing = [row_id for row_id in ids if row_id not in there]
+        if missing and self._marks:
+            self._store.settle(missing)
+            for event, status in self._store.rows(missing):
+                there[event.id] = (event.event_id, status)
+        return there
+
+    def _is_wanted(
+        self, event: OutboxEvent, there: dict[int, tuple[str, int]], owed: dict[int, str]
+    ) -> bool:
+        if owed.get(event.id) == event.event_id:
             return False
+        row = there.get(event.id)
         if row is None or row[0] != event.event_id:
             # Gone: marked by deletion, or deleted by the service, which takes nothing back.
             return self._settings.mark != "delete"
@@ -514,7 +535,10 @@ class Relay:
         """Try the aggregates again whose time has come, and let those flow that have nothing
         pending any more."""
         for aggregate in self._parking.due():
-            rows = self._patiently(lambda a=aggregate: self._parking.rows(a))  # type: ignore[misc]
+            owed = self._marker.owed()
+            rows = self._patiently(
+                lambda a=aggregate, o=owed: self._parking.rows(a, o)  # type: ignore[misc]
+            )
             if rows is None:
                 continue
             if rows:
@@ -529,7 +553,7 @@ class Relay:
         self, aggregate: tuple[str, str | None], rows: list[tuple[OutboxEvent, int]]
     ) -> None:
         """Send the pending rows of a parked aggregate in order, up to the first refusal."""
-        self._parking.open(aggregate, quietly=True)
+        self._parking.begin_trial(aggregate)
         items: list[_Item] = []
         for event, tries in rows:
             if tries:
@@ -541,11 +565,13 @@ class Relay:
             except UnroutableError as error:
                 self._park(event, tries, Refusal(str(error)))
         before = self.counters.sent
+        faults.point("retrying")
         try:
             self._deliver(items, None)
         finally:
             # It flows again only when nothing of it is pending (checked at the next turn).
-            self._parking.close(*aggregate, sent=self.counters.sent > before)
+            self._parking.end_trial(aggregate, sent=self.counters.sent > before)
+        faults.point("retried")
         for event, _ in rows:
             self._parking.tries.pop(event.id, None)
 

@@ -48,6 +48,16 @@ class ScannedRow(NamedTuple):
     """Its next try is later, or a dead row of its aggregate stands before it."""
 
 
+class WaitingRow(NamedTuple):
+    """What a parked aggregate needs to know of a pending row."""
+
+    id: int
+    event_id: str
+    aggregate_id: str
+    due_in_s: float
+    """Seconds until its next try; 0 when it may be sent now."""
+
+
 class Failure(NamedTuple):
     """What became of a row whose sending failed."""
 
@@ -177,6 +187,14 @@ class Store:
         """Return the rows of ``ids`` that exist, in id order, each with its status."""
         return [(event, status) for event, _, status in self._events(ids)]
 
+    def settle(self, ids: Sequence[int]) -> None:
+        """Return when the rows of ``ids``, which came out of the binlog this moment, are visible
+        to SELECT. Until they are, they are locked: their locks are waited for. What is missing
+        then is gone."""
+        for start in range(0, len(ids), _MARK_ROWS):
+            part = ",".join([str(int(row_id)) for row_id in ids[start : start + _MARK_ROWS]])
+            self._read(f"SELECT id FROM {self._table} WHERE id IN ({part}) LOCK IN SHARE MODE")
+
     def _events(self, ids: Sequence[int]) -> list[tuple[OutboxEvent, int, int]]:
         """(event, retry_count, status) of the rows of ``ids`` that exist, in id order."""
         if not ids:
@@ -225,25 +243,38 @@ class Store:
         return Failure("dead" if dead else "retry", tries, delay_s)
 
     def waiting(
-        self, aggregate_type: str, aggregate_id: str | None, limit: int
-    ) -> list[tuple[PendingEvent, bool]]:
+        self, aggregate_type: str, aggregate_id: str | None, limit: int, after_id: int = 0
+    ) -> list[WaitingRow]:
         """Return the first pending rows of an aggregate (of a whole type where ``aggregate_id`` is
-        None) in id order, each with whether its next try is later."""
+        None) behind ``after_id``, in id order, without what makes rows large."""
         condition = "" if aggregate_id is None else " AND aggregate_id = %s"
         parameters = (aggregate_type,) if aggregate_id is None else (aggregate_type, aggregate_id)
         hint = self._shape.force_index("status", "aggregate_type", "aggregate_id")
+        later = "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), next_retry_time)"
         found = self._read(
-            f"SELECT id, COALESCE(next_retry_time > UTC_TIMESTAMP(6), FALSE) FROM {self._table}"
+            f"SELECT id, event_id, aggregate_id, COALESCE({later}, 0) FROM {self._table}"
             f"{hint} WHERE status = {PENDING} AND aggregate_type = %s{condition}"
-            f" ORDER BY id LIMIT {int(limit)}",
+            f" AND id > {int(after_id)} ORDER BY id LIMIT {int(limit)}",
             parameters,
         )
-        later = {int(row_id): bool(waits) for row_id, waits in found}
-        return [(pending, later[pending.event.id]) for pending in self.events(list(later))]
+        return [
+            WaitingRow(row_id, event_id, key, max(0.0, int(microseconds) / 1e6))
+            for row_id, event_id, key, microseconds in found
+        ]
 
-    def has_dead(self, aggregate_type: str, aggregate_id: str) -> bool:
-        """Whether a row of the aggregate is dead."""
-        return self._has(DEAD, aggregate_type, aggregate_id)
+    def dead_aggregates(
+        self, aggregate_type: str | None, aggregate_id: str | None, limit: int
+    ) -> list[Aggregate]:
+        """Return the aggregates that have a dead row: all, those of a type, or this one."""
+        conditions = {"aggregate_type": aggregate_type, "aggregate_id": aggregate_id}
+        given = {name: value for name, value in conditions.items() if value is not None}
+        where = "".join(f" AND {name} = %s" for name in given)
+        found = self._read(
+            f"SELECT DISTINCT aggregate_type, aggregate_id FROM {self._table}"
+            f" WHERE status = {DEAD}{where} LIMIT {int(limit)}",
+            tuple(given.values()),
+        )
+        return [(kind, key) for kind, key in found]
 
     def has_pending(self, aggregate_type: str, aggregate_id: str) -> bool:
         """Whether a row of the aggregate is pending."""
