@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from dev.broker import Broker
 from dev.kafka import Kafka
 from dev.mariadb import MariaDB
 from dev.mysql import MySQL
@@ -101,6 +102,21 @@ def kafka(servers_home: Path) -> Iterator[str]:
         return
     with Kafka(servers_home / "kafka", die_with_parent=True) as broker:
         yield broker.bootstrap
+
+
+class QuickKafka(Kafka):
+    """Takes group sessions of a second (Kafka's own least is six): a relay that was killed is
+    replaced soon."""
+
+    def settings(self, broker: Broker) -> dict[str, str]:
+        return {**super().settings(broker), "group.min.session.timeout.ms": "1000"}
+
+
+@pytest.fixture(scope="session")
+def quick_kafka(servers_home: Path) -> Iterator[Kafka]:
+    """A broker of the run's own that tests may pause, kill and start again."""
+    with QuickKafka(servers_home / "quick-kafka", die_with_parent=True) as broker:
+        yield broker
 
 
 @pytest.fixture(params=["mysql", "mariadb"])
