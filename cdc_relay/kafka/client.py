@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -12,6 +13,9 @@ from cdc_relay.errors import ConfigError, SinkError, SinkUnavailableError
 
 # librdkafka's own lines go through the standard library's logging, so that they look like ours.
 _logger = logging.getLogger("librdkafka")
+# What a refused batch and every start of a producer say about the property by which none is
+# overtaken (sink.py): nothing that an operator could act on.
+_logger.addFilter(lambda line: re.search("enable.gapless|gap-less", line.getMessage()) is None)
 
 
 def base_config(settings: Settings, client_id: str) -> dict[str, Any]:

@@ -50,9 +50,14 @@ TOPIC_FAULTS: Final = frozenset(
         KafkaError._UNKNOWN_TOPIC,
     )
 )
-# A record this large may be refused by its topic's own limit: it goes alone, so that what follows
-# it in its aggregate has not left yet when the refusal comes.
-_LARGE_BYTES: Final = 64 * 1024
+_NOT_SENT: Final = frozenset(
+    (
+        KafkaError._PURGE_QUEUE,
+        KafkaError._PURGE_INFLIGHT,
+        KafkaError._FATAL,
+        KafkaError._GAPLESS_GUARANTEE,
+    )
+)
 
 
 class FencedError(SinkError):
@@ -63,19 +68,29 @@ class FencedError(SinkError):
 class Delivery:
     """What became of the records of one ``send``. Filled while the sink is polled."""
 
-    __slots__ = ("_waiting", "at_once", "refused")
+    __slots__ = ("_open", "_records", "_waiting", "refused")
 
-    def __init__(self, count: int) -> None:
-        self._waiting = count
-        self.at_once: set[int] = set()
-        """Those of ``refused`` that did not get as far as a broker."""
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._records = records
+        self._open = bytearray(b"\1") * len(records)
+        self._waiting = len(records)
         self.refused: dict[int, str] = {}
-        """Index in the sent sequence to the reason; only faults of the record or its topic."""
+        """Index in the sent sequence to the reason; only faults of the record or its topic, and
+        what was not sent because it stands behind such a record of its key."""
 
     @property
     def settled(self) -> bool:
         """Whether every record is acknowledged by all in-sync replicas, or refused."""
         return self._waiting == 0
+
+    def _refuse(self, index: int, reason: str) -> None:
+        self.refused[index] = reason
+        self._close(index)
+
+    def _close(self, index: int) -> None:
+        if self._open[index]:
+            self._open[index] = 0
+            self._waiting -= 1
 
 
 def producer_config(settings: Settings, client_id: str) -> dict[str, Any]:
@@ -99,24 +114,33 @@ def producer_config(settings: Settings, client_id: str) -> dict[str, Any]:
 class IdempotentSink:
     """An idempotent producer (``acks=all``), Java-compatible partitions (``murmur2_random``).
 
-    Order: records of one key reach their partition in the order of ``send``, also across
-    retries. Not thread-safe: one thread sends and polls. A broker outage refuses no record: they
-    wait, without limit of time, in a queue of bounded size.
+    Order: records of one key reach their partition in the order of ``send``, also across retries
+    and refusals: behind a refused record nothing of its key is sent. Not thread-safe: one thread
+    sends and polls, one delivery at a time. A broker outage refuses no record: they wait, without
+    limit of time, in a queue of bounded size.
+
+    A broker refuses a batch as a whole, does not say which record is at fault, and librdkafka
+    would go on with the batches behind it. So a refusal stops the producer
+    (``enable.gapless.guarantee``; the broker takes nothing of the partition behind the gap), and a
+    new one sends what is open record by record, until each is judged by itself. What a broker has
+    taken without an answer may be there twice then.
     """
 
     def __init__(self, settings: Settings, client_id: str) -> None:
         """Connects in the background; raises ``ConfigError`` for a property that is wrong."""
         self._fatal: KafkaError | None = None
+        self._gap = False
+        self._singly = False
+        self._delivery = Delivery(())
         self.acknowledged: Set[int] = set()
         """Records of the last ``deliver`` that are there although it was refused, by index."""
-        self._producer: Any = create(
-            Producer,
-            {
-                **producer_config(settings, client_id),
-                "message.timeout.ms": 0,
-                "error_cb": self._on_error,
-            },
-        )
+        self._config = {
+            **producer_config(settings, client_id),
+            "enable.gapless.guarantee": True,
+            "message.timeout.ms": 0,
+            "error_cb": self._on_error,
+        }
+        self._producer: Any = create(Producer, self._config)
         self._topics = Topics(self._producer)
 
     def deliver(
@@ -128,91 +152,57 @@ class IdempotentSink:
         """Send ``records`` in order, wait for their acknowledgements, then for the checkpoint's.
 
         An empty result: all of it is there. Otherwise the refused records by their index, and the
-        checkpoint was not written; those before a refused one may be there, none behind it of its
-        key. Raises ``SinkUnavailableError`` when ``going_on`` turns false while the brokers are
-        away, ``FencedError`` when the producer cannot go on.
+        checkpoint was not written; the others are there. Raises ``SinkUnavailableError`` when
+        ``going_on`` turns false while the brokers are away, ``FencedError`` when the producer
+        cannot go on.
         """
         self.acknowledged = set()
         refused = self._topics.refused(records)
         if refused:
             return refused
-        start = 0
-        for index, record in enumerate(records):
-            if record.value is not None and len(record.value) >= _LARGE_BYTES:
-                for first, stop in ((start, index), (index, index + 1)):
-                    refused = self._send_and_wait(records[first:stop], going_on, first)
-                    if refused:
-                        return refused
-                start = index + 1
-        refused = self._send_and_wait(records[start:], going_on, start)
+        lost = self._send_and_wait(records, going_on)
         faults.point("produced")
-        if not refused and checkpoint is not None:
-            lost = self._send_and_wait([checkpoint], going_on, 0)
-            if lost:
-                raise SinkError(f"the checkpoint was refused: {lost[0].reason}")
-        return refused
+        if lost:
+            self.acknowledged = set(range(len(records))) - lost.keys()
+        elif checkpoint is not None:
+            refusal = self._send_and_wait([checkpoint], going_on)
+            if refusal:
+                raise SinkError(f"the checkpoint was refused: {refusal[0]}")
+        return {index: Refusal(reason) for index, reason in lost.items()}
 
     def _send_and_wait(
-        self, records: Sequence[Record], going_on: Callable[[], bool], first: int
-    ) -> dict[int, Refusal]:
+        self, records: Sequence[Record], going_on: Callable[[], bool]
+    ) -> dict[int, str]:
         delivery = self.send(records)
         while not delivery.settled:
             self.poll(0.05)
             if not delivery.settled and not going_on():
                 raise SinkUnavailableError("stopped while the brokers do not answer")
-        # Brokers refuse whole batches: unless a record went alone, another may be at fault.
-        refused = {
-            first + index: Refusal(reason, certain=index in delivery.at_once or len(records) == 1)
-            for index, reason in delivery.refused.items()
-        }
-        self.acknowledged |= {
-            index for index in range(first, first + len(records)) if index not in refused
-        }
-        return refused
+        return delivery.refused
 
     def send(self, records: Sequence[Record]) -> Delivery:
         """Queue the records in order and return at once, or, while the queue is full, as soon as
-        there is room. Behind a record that is refused at once, none of its key is sent: they are
-        refused with it. Raises ``SinkError`` when the producer cannot go on."""
-        delivery = Delivery(len(records))
-        produce, poll = self._producer.produce, self._producer.poll
-        behind: set[tuple[str, bytes]] = set()
-        for index, record in enumerate(records):
-            report = _Report(self, delivery, index)
-            if behind and (record.topic, record.key) in behind:
-                delivery.at_once.add(index)
-                delivery.refused[index] = "behind a refused record of its key"
-                delivery._waiting -= 1
-                continue
-            while True:
-                try:
-                    produce(
-                        record.topic,
-                        record.value,
-                        record.key,
-                        record.partition,
-                        report,
-                        timestamp=record.timestamp_ms,
-                        headers=record.headers,
-                    )
-                    break
-                except BufferError:
-                    poll(0.1)
-                    self._check()
-                except KafkaException as error:
-                    report(error.args[0], None)
-                    delivery.at_once.add(index)
-                    behind.add((record.topic, record.key))
-                    break
-        poll(0)
-        self._check()
-        return delivery
+        there is room. The delivery before must be settled. Raises ``SinkError`` when the producer
+        cannot go on."""
+        if self._singly:
+            self._start(singly=False)
+        self._delivery = Delivery(records)
+        self._produce(self._delivery)
+        self.poll(0)
+        return self._delivery
 
     def poll(self, timeout: float = 0.0) -> None:
         """Serve delivery reports, waiting up to ``timeout`` seconds for the first one. Raises
         ``SinkError`` when the producer cannot go on."""
-        self._producer.poll(timeout)
-        self._check()
+        self._serve(timeout)
+        if self._gap:
+            if not self._singly:
+                log.info(
+                    "a batch was refused: its records are sent one by one",
+                    records=self._delivery._waiting,
+                )
+            self._start(singly=True)
+            self._produce(self._delivery)
 
     def wait(self, delivery: Delivery, timeout: float) -> None:
         """Poll until ``delivery`` is settled. Raises ``SinkUnavailableError`` when it is not
@@ -232,23 +222,80 @@ class IdempotentSink:
         self._producer.purge()
         self._producer.flush(1)
 
-    def _on_error(self, error: KafkaError) -> None:
-        if error.fatal():
-            self._fatal = error
+    def _start(self, *, singly: bool) -> None:
+        """Take a new producer. What the old one has on its way is waited for: acknowledged, it
+        need not be sent again."""
+        self._producer.purge(in_flight=False)
+        self.close(1)
+        self._gap = False
+        self._singly = singly
+        one_by_one = {"batch.num.messages": 1, "linger.ms": 0} if singly else {}
+        self._producer = create(Producer, {**self._config, **one_by_one})
+        self._topics = Topics(self._producer)
 
-    def _check(self) -> None:
+    def _produce(self, delivery: Delivery) -> None:
+        """Queue what is open of ``delivery``, up to a gap; what stands behind a refused record of
+        its key is refused."""
+        records, open_ = delivery._records, delivery._open
+        behind: dict[tuple[str, bytes], int] = {}
+        for index in sorted(delivery.refused, reverse=True):
+            behind[records[index].topic, records[index].key] = index
+        produce = self._producer.produce
+        for index, record in enumerate(records):
+            if not open_[index]:
+                continue
+            if behind and behind.get((record.topic, record.key), index) < index:
+                delivery._refuse(index, "behind a refused record of its key")
+                continue
+            report = _Report(self, delivery, index)
+            while not self._gap:
+                try:
+                    produce(
+                        record.topic,
+                        record.value,
+                        record.key,
+                        record.partition,
+                        report,
+                        timestamp=record.timestamp_ms,
+                        headers=record.headers,
+                    )
+                    break
+                except BufferError:
+                    self._serve(0.1)
+                except KafkaException as error:
+                    if error.args[0].code() == KafkaError._FATAL:
+                        self._serve(0.1)  # which brings the reason
+                        continue
+                    self._failed(delivery, index, error.args[0], at_once=True)
+                    behind.setdefault((record.topic, record.key), index)
+                    break
+            if self._gap:
+                return
+
+    def _serve(self, timeout: float) -> None:
+        try:
+            self._producer.poll(timeout)
+        except KafkaException as error:  # a fatal one
+            self._on_error(error.args[0])
         if self._fatal is not None:
             raise FencedError(f"the Kafka producer cannot go on: {text(self._fatal)}")
 
-    def _failed(self, delivery: Delivery, index: int, error: KafkaError) -> None:
-        if error.code() in RECORD_FAULTS or error.code() in TOPIC_FAULTS:
-            delivery.refused[index] = text(error)
-        elif error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
-            return  # closing: never settled, so never marked
-        else:
+    def _on_error(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._GAPLESS_GUARANTEE:
+            self._gap = True
+        elif error.fatal():
             self._fatal = error
-            return
-        delivery._waiting -= 1
+
+    def _failed(
+        self, delivery: Delivery, index: int, error: KafkaError, *, at_once: bool = False
+    ) -> None:
+        code = error.code()
+        if code in TOPIC_FAULTS or (code in RECORD_FAULTS and (at_once or self._singly)):
+            delivery._refuse(index, text(error))
+        elif code not in RECORD_FAULTS and code not in _NOT_SENT:
+            self._fatal = error
+        # A broker's word on a record leaves a gap; in a batch it says nothing about this one.
+        self._gap = self._gap or (code in RECORD_FAULTS and not at_once)
 
 
 class _Report:
@@ -263,6 +310,6 @@ class _Report:
 
     def __call__(self, error: KafkaError | None, _message: Message | None) -> None:
         if error is None:
-            self._delivery._waiting -= 1
+            self._delivery._close(self._index)
         else:
             self._sink._failed(self._delivery, self._index, error)
