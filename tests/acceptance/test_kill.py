@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from dev.kafka import Kafka
 from dev.mariadb import MariaDB
 from dev.mysql import MySQL
 from tests.support.harness import Harness
 from tests.support.load import Load, account
 from tests.support.sql import Database
 
-KILLS = 5
+KILLS = 4
 
 
 @pytest.mark.parametrize(
@@ -31,12 +32,16 @@ def test_kill_9_under_load_loses_nothing_and_keeps_the_order(
     delivery: str,
     seed: int,
     request: pytest.FixtureRequest,
-    harness: Callable[..., Harness],
+    quick_kafka: Kafka,
+    tmp_path: Path,
 ) -> None:
     server: MySQL | MariaDB = request.getfixturevalue(name)
     chance = random.Random(seed)
-    with Database.create(server.url()) as database:
-        shop = harness(database, DELIVERY=delivery)
+    settings = {"DELIVERY": delivery, "SESSION_TIMEOUT": "1s", "TRANSACTION_TIMEOUT": "5s"}
+    with (
+        Database.create(server.url()) as database,
+        Harness(database, quick_kafka.bootstrap, tmp_path, settings) as shop,
+    ):
         shop.create_topic(partitions=12)
         relay = shop.relay()
         # From the first checkpoint on everything counts.
@@ -44,9 +49,14 @@ def test_kill_9_under_load_loses_nothing_and_keeps_the_order(
         keys = [f"k{number}" for number in range(40)]
         moments = []
         with Load(shop, keys, pause=0.003, seed=seed) as load:
-            for _ in range(KILLS):
-                # Also before the relay streams, while it reads its checkpoint or heals marks.
-                moments.append(round(chance.uniform(0.05, 2.5), 3))
+            for number in range(KILLS):
+                if (
+                    number % 3 == 2
+                ):  # before it streams: while it joins, reads its checkpoint, heals
+                    moments.append(round(chance.uniform(0.1, 2.5), 3))
+                else:
+                    shop.until(lambda relay=relay: '"streaming"' in relay.text())  # type: ignore[misc]
+                    moments.append(round(chance.uniform(0.0, 1.0), 3))
                 time.sleep(moments[-1])
                 relay.kill()
                 relay = shop.spawn("start")

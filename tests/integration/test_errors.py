@@ -7,7 +7,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from dev.mariadb import MariaDB
 from dev.mysql import MySQL
 from dev.server import Server
 from tests.support.harness import Harness, Process
-from tests.support.sql import Database
+from tests.support.sql import INSERT, Database, row
 
 MakeHarness = Callable[..., Harness]
 
@@ -126,17 +126,19 @@ def test_a_wrong_configuration_file_is_refused_by_name(commands: Commands, tmp_p
 # --- the database ---------------------------------------------------------------------------------
 
 
-def refused(shop: Harness, words: list[str], *, code: int = 3, **extra: str) -> None:
-    """``start`` and ``compensate`` both end with one line that holds ``words``."""
-    processes = [shop.spawn(command, **extra) for command in ("start", "compensate")]
-    for process in processes:
-        line = error_of(process, code)
+def refused(
+    shop: Harness, words: list[str], commands: Sequence[str] = ("start", "compensate"), **extra: str
+) -> None:
+    """The commands end with one line that holds ``words``."""
+    for process in [shop.spawn(command, **extra) for command in commands]:
+        line = error_of(process, 3)
         for word in words:
             assert word in line
         assert "s3cret" not in process.text()
 
 
-def test_a_database_that_is_not_there(shop: Harness) -> None:
+def test_a_database_that_is_not_there(mysql_shop: Harness) -> None:
+    shop = mysql_shop
     url = shop.database.url.set(password="s3cret")
     for host, port in (("127.0.0.1", free_port()), ("no-such-host.invalid", 3306)):
         text = url.set(host=host, port=port).render_as_string(hide_password=False)
@@ -151,12 +153,12 @@ def test_a_wrong_login_schema_or_table(shop: Harness) -> None:
         name = str(user.url.username)
         wrong = text(username=name, password="s3cret-wrong")
         refused(shop, ["login", name], DATABASE_URL=wrong)
-    refused(shop, ["no_such_schema"], DATABASE_URL=text(database="no_such_schema"))
+    refused(shop, ["no_such_schema"], ["start"], DATABASE_URL=text(database="no_such_schema"))
     refused(shop, ["no_such_table", "cdc-relay init"], TABLE="no_such_table")
     shop.database.sql("CREATE VIEW a_view AS SELECT * FROM outbox_event")
-    refused(shop, ["a_view", "view"], TABLE="a_view")
+    refused(shop, ["a_view", "view"], ["start"], TABLE="a_view")
     shop.database.sql("CREATE TABLE narrow (id BIGINT PRIMARY KEY, event_id VARCHAR(64))")
-    refused(shop, ["narrow", "aggregate_type"], TABLE="narrow")
+    refused(shop, ["narrow", "aggregate_type"], ["start"], TABLE="narrow")
 
 
 @pytest.mark.parametrize(
@@ -331,26 +333,72 @@ def test_a_row_that_is_too_large_waits_and_only_its_aggregate_with_it(
     assert relay.terminate() == 0
 
 
-def test_small_rows_are_sent_however_many_there_are_at_once(shop: Harness) -> None:
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("limit", [50_000, 1_000_000])
+def test_a_refused_row_is_not_overtaken_by_its_own_transaction(
+    delivery: str, limit: int, mysql: Database, harness: MakeHarness
+) -> None:
+    shop: Harness = harness(mysql, DELIVERY=delivery)
+    shop.create_topic("order", 1, **{"max.message.bytes": str(limit)})
+    relay = shop.relay()
+    large = {"text": os.urandom(limit * 5 // 8).hex()}  # hexadecimal digits do not compress well
+    rows = [row("a", {"n": 1}), row("b", {"n": 1}), row("a", large, event_id="large")]
+    # Many enough to travel in several batches.
+    rows += [row(key, {"n": n}) for n in range(2, 1000) for key in "ab"]
+    with shop.database.connect() as connection, connection.cursor() as cursor:
+        cursor.executemany(INSERT.format(table=shop.table), rows)
+        connection.commit()
+    shop.wait_sent(1000)
+    shop.until(lambda: state(shop, "large")[1] >= 1)
+    assert relay.terminate() == 0
+    arrived: dict[str, dict[str, None]] = {"a": {}, "b": {}}
+    for message in shop.messages():
+        arrived[message.key][message.event_id] = None
+    assert list(arrived["a"]) == [rows[0][0]]
+    assert list(arrived["b"]) == [values[0] for values in rows if values[2] == "b"]
+    assert shop.count(0) == 999
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_small_rows_are_sent_however_many_there_are_at_once(
+    delivery: str, mysql: Database, harness: MakeHarness
+) -> None:
     # Together they are larger than what the topic takes in one batch; each one is not.
+    shop: Harness = harness(mysql, DELIVERY=delivery)
     shop.create_topic("order", 1, **{"max.message.bytes": "20000"})
     relay = shop.relay()
+    rows = [
+        row(f"k{n % 9}", {"text": os.urandom(2000).hex()}, event_id=f"e{n:02}") for n in range(60)
+    ]
     with shop.database.connect() as connection, connection.cursor() as cursor:
-        for number in range(200):
-            cursor.execute(
-                f"INSERT INTO {shop.table} (event_id, aggregate_type, aggregate_id, event_type,"
-                " payload) VALUES (%s, 'order', %s, 'CREATED', %s)",
-                (f"e{number}", f"k{number % 9}", json.dumps({"text": os.urandom(2000).hex()})),
-            )
+        cursor.executemany(INSERT.format(table=shop.table), rows)
         connection.commit()
     shop.wait_all_sent()
     assert relay.terminate() == 0
     assert [stopped["parked"] for stopped in relay.logged("stopped")] == [0]
     messages = shop.messages()
-    for key in {message.key for message in messages}:
-        ours = [message.event_id for message in messages if message.key == key]
-        assert ours == [f"e{n}" for n in range(200) if f"k{n % 9}" == key]
-    assert len(messages) == 200
+    assert sorted(message.event_id for message in messages) == [f"e{n:02}" for n in range(60)]
+
+    shop.database.sql(f"UPDATE {shop.table} SET status = 0")
+    summary = shop.compensate()
+    assert (summary["sent"], summary["failed"], summary["exit_code"]) == (60, 0, 0), summary
+    for arrived in (messages, shop.messages()[60:]):
+        for key in {message.key for message in arrived}:
+            ours = [message.event_id for message in arrived if message.key == key]
+            assert ours == sorted(ours)
+
+
+def test_one_pass_finds_every_row_that_is_too_large(mysql_shop: Harness) -> None:
+    shop = mysql_shop
+    shop.create_topic("order", 1, **{"max.message.bytes": "20000"})
+    large = [shop.ins(f"k{n}", {"text": os.urandom(15000).hex()}) for n in range(0, 40, 4)]
+    behind = [shop.ins(f"k{n}", {"n": n}) for n in range(0, 40, 4)]
+    small = [shop.ins(f"k{n}", {"n": n}) for n in range(40) if n % 4]
+    summary = shop.compensate()
+    assert (summary["sent"], summary["failed"], summary["exit_code"]) == (30, 10, 6), summary
+    assert [message.event_id for message in shop.messages()] == small
+    assert {state(shop, event_id)[:2] for event_id in large} == {(0, 1)}
+    assert {state(shop, event_id)[:2] for event_id in behind} == {(0, 0)}
 
 
 def test_a_row_that_cannot_be_routed_waits_with_its_aggregate(shop: Harness) -> None:
