@@ -74,7 +74,8 @@ class Sink(Protocol):
     """Delivers groups; see ``kafka.sink``."""
 
     acknowledged: Set[int]
-    """Of the last, refused group: the records that are there nevertheless, by index."""
+    """Of the last group, where some of it was refused: the records that are there nevertheless,
+    by index."""
 
     def deliver(
         self, records: Sequence[Record], checkpoint: Record | None, going_on: Callable[[], bool]
@@ -298,18 +299,11 @@ class Relay:
             there = self._sink.acknowledged
             if there:
                 self._sent([event for index, (event, _) in enumerate(items) if index in there])
-            gone: Set[int] = there
-            if all(refusal.certain for refusal in refused.values()):
-                for index, refusal in sorted(refused.items()):
-                    if not self._is_held(items[index][0]):
-                        self._park(items[index][0], 0, refusal)
-                gone = there | refused.keys()
+            for index, refusal in sorted(refused.items()):
+                if not self._is_held(items[index][0]):
+                    self._park(items[index][0], 0, refusal)
+            gone = there | refused.keys()
             items = [item for index, item in enumerate(items) if index not in gone]
-            if gone is there and len(items) > 1:
-                # One of a batch is at fault: find it by halves, in order.
-                middle = len(items) // 2
-                self._deliver(items[:middle], None)
-                items = items[middle:]
 
     def _is_held(self, event: OutboxEvent) -> bool:
         return self._parking.any and self._parking.holds(event)

@@ -34,8 +34,6 @@ class Refusal(NamedTuple):
     reason: str
     topic: bool = False
     """Whether every record of its topic would be refused."""
-    certain: bool = True
-    """False where the brokers refused a batch of records and one of them is at fault."""
 
 
 class Topics:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence, Set
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -19,11 +19,15 @@ from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, SinkUnavailableError
 from cdc_relay.kafka.client import create, sink_error, text
 from cdc_relay.kafka.membership import Membership
+from cdc_relay.kafka.portions import Portions
 from cdc_relay.kafka.sink import RECORD_FAULTS, TOPIC_FAULTS, FencedError, producer_config
 from cdc_relay.kafka.topics import Refusal, Topics
 from cdc_relay.router import Record
 
 log = structlog.get_logger(__name__)
+
+# Between two looks at whether to go on, while the brokers are waited for.
+_LOOK_S: Final = 1.0
 
 
 class TransactionalSink:
@@ -31,6 +35,10 @@ class TransactionalSink:
 
     Not thread-safe. ``__init__`` fences every earlier producer of the shard and ends its open
     transaction, so the last checkpoint that can be read afterwards is final.
+
+    A broker refuses a batch as a whole and does not say which record is at fault. The transaction
+    is given up then, and the group is sent again in portions, each one acknowledged before the
+    next, until the refused one is a single record. Nothing of this is seen by anybody.
     """
 
     def __init__(
@@ -45,6 +53,7 @@ class TransactionalSink:
         self._settings = settings
         self._membership = membership
         self._shard = shard
+        self._fatal: KafkaError | None = None
         self._refused: dict[tuple[str, bytes | None], KafkaError] = {}
         self.acknowledged: Set[int] = frozenset()
         """A transaction that is not committed is not there: always empty."""
@@ -58,12 +67,16 @@ class TransactionalSink:
                 "message.timeout.ms": timeout_ms,
                 # The commit is the acknowledgement; only refusals are reported one by one.
                 "delivery.report.only.error": True,
+                # Without it the library raises a fatal error in the middle of any callback.
+                "error_cb": self._on_error,
             },
         )
         self._topics = Topics(self._producer)
+        self._portions = Portions()
         while True:
             try:
-                self._producer.init_transactions(5.0)
+                self._producer.poll(0)  # brings the login's token, where there is one
+                self._producer.init_transactions(_LOOK_S)
                 return
             except KafkaException as error:
                 if not error.args[0].retriable() or not going_on():
@@ -81,40 +94,58 @@ class TransactionalSink:
         An empty result: all of it is there, for ever. Otherwise the refused records by their
         index, and nothing is there. Brokers that are away are waited for; raises
         ``SinkUnavailableError`` when ``going_on`` turns false meanwhile, and ``FencedError`` when
-        the producer cannot go on, in which case the last checkpoint tells whether it is there.
+        the producer cannot go on; the last checkpoint tells whether it is there then.
         """
         refused = self._topics.refused(records)
         if refused:
             return refused
+        portions = self._portions.of(records)
         pause = 0.05
         while True:
+            portion = (0, 0)
+            self._refused.clear()
             try:
                 self._producer.begin_transaction()
                 faults.point("begun")
-                refused = self._produce(records)
-                faults.point("produced")
-                if not refused:
-                    self._commit(checkpoint)
+                for portion in portions:
+                    refused = self._produce(records, *portion, going_on)
+                    if not refused and len(portions) > 1:
+                        self._acknowledge(going_on)
+                    if refused or self._refused:
+                        break
+                    self._portions.passed(portion)
+                else:
+                    faults.point("produced")
+                    self._commit(checkpoint, going_on)
+                    self._portions.committed()
                     return {}
             except KafkaException as error:
-                inner = error.args[0]
-                if inner.fatal():
+                if error.args[0].fatal():
                     raise FencedError(f"the Kafka producer cannot go on: {text(error)}") from None
-                log.warning("transaction given up", reason=text(error))
+                if not self._refused:
+                    log.warning("transaction given up", reason=text(error))
             self._abort(going_on)
-            refused = refused or self._reported(records)
             if refused:
                 return refused
+            if self._refused:
+                refused = self._blamed(records, portion)
+                if refused:
+                    return refused
+                portions = self._portions.refused(self._suspects(records, portion))
+                continue
             if not going_on():
                 raise SinkUnavailableError("stopped while the brokers do not answer")
             time.sleep(pause)
             pause = min(pause * 2, 2.0)
 
-    def _produce(self, records: Sequence[Record]) -> dict[int, Refusal]:
-        self._refused.clear()
+    def _produce(
+        self, records: Sequence[Record], start: int, stop: int, going_on: Callable[[], bool]
+    ) -> dict[int, Refusal]:
+        """Queue a portion; the result is what the client library itself refuses."""
         refused: dict[int, Refusal] = {}
-        produce, poll, report = self._producer.produce, self._producer.poll, self._report
-        for index, record in enumerate(records):
+        produce, report = self._producer.produce, self._report
+        for index in range(start, stop):
+            record = records[index]
             while True:
                 try:
                     produce(
@@ -128,7 +159,9 @@ class TransactionalSink:
                     )
                     break
                 except BufferError:
-                    poll(0.1)
+                    self._producer.poll(0.1)
+                    if not going_on():
+                        raise SinkUnavailableError("stopped while the queue is full") from None
                 except KafkaException as error:
                     if error.args[0].code() not in RECORD_FAULTS:
                         raise
@@ -136,10 +169,20 @@ class TransactionalSink:
                     break
         return refused
 
-    def _commit(self, checkpoint: Record | None) -> None:
+    def _acknowledge(self, going_on: Callable[[], bool]) -> None:
+        """Wait until everything queued is acknowledged or refused."""
+        while self._producer.flush(_LOOK_S):
+            if not going_on():
+                raise SinkUnavailableError("stopped while the brokers do not answer")
+
+    def _commit(self, checkpoint: Record | None, going_on: Callable[[], bool]) -> None:
         if checkpoint is not None:
             self._producer.produce(
-                checkpoint.topic, checkpoint.value, checkpoint.key, checkpoint.partition
+                checkpoint.topic,
+                checkpoint.value,
+                checkpoint.key,
+                checkpoint.partition,
+                self._report,
             )
         self._producer.send_offsets_to_transaction(
             self._membership.offsets(self._shard), self._membership.metadata()
@@ -147,17 +190,19 @@ class TransactionalSink:
         faults.point("committing")
         while True:
             try:
-                self._producer.commit_transaction()
+                self._producer.commit_transaction(_LOOK_S)
                 return
             except KafkaException as error:
                 # The outcome is open until the coordinator has answered: ask again.
                 if not error.args[0].retriable():
                     raise
+            if not going_on():
+                raise SinkUnavailableError("stopped while the outcome of a transaction is open")
 
     def _abort(self, going_on: Callable[[], bool]) -> None:
         while True:
             try:
-                self._producer.abort_transaction()
+                self._producer.abort_transaction(_LOOK_S)
                 return
             except KafkaException as error:
                 inner = error.args[0]
@@ -173,29 +218,44 @@ class TransactionalSink:
             # whoever is refused in a group goes alone before it is blamed.
             self._refused[str(message.topic()), message.key()] = error
 
-    def _reported(self, records: Sequence[Record]) -> dict[int, Refusal]:
-        """The refusals that the brokers reported, as indices of ``records``."""
-        if not self._refused:
-            return {}
-        certain = len(records) == 1
-        result: dict[int, Refusal] = {}
-        for index, record in enumerate(records):
-            error = self._refused.get((record.topic, record.key))
-            if error is not None:
-                topic = error.code() in TOPIC_FAULTS
-                result[index] = Refusal(text(error), topic, certain or topic)
-                if topic:
-                    self._topics.forget(record.topic)
-        if not result:
+    def _suspects(self, records: Sequence[Record], portion: tuple[int, int]) -> list[int]:
+        """The indices in ``portion`` of the records that were refused, together with others."""
+        refused = self._refused
+        return [
+            index
+            for index in range(*portion)
+            if (records[index].topic, records[index].key) in refused
+        ]
+
+    def _blamed(self, records: Sequence[Record], portion: tuple[int, int]) -> dict[int, Refusal]:
+        """What is certain: a record that went alone, or the topic of several."""
+        suspects = self._suspects(records, portion)
+        if not suspects:
             [(where, error), *_] = self._refused.items()
             raise SinkError(f"the checkpoint was refused by {where[0]}: {text(error)}")
+        result: dict[int, Refusal] = {}
+        for index in suspects:
+            record = records[index]
+            error = self._refused[record.topic, record.key]
+            topic = error.code() in TOPIC_FAULTS
+            if topic:
+                self._topics.forget(record.topic)
+            if topic or portion[1] - portion[0] == 1:
+                result[index] = Refusal(text(error), topic)
         return result
 
     def poll(self) -> None:
-        """Serve the client library's callbacks."""
+        """Serve the client library's callbacks. Raises ``FencedError`` when the producer cannot go
+        on."""
         self._producer.poll(0)
+        if self._fatal is not None:
+            raise FencedError(f"the Kafka producer cannot go on: {text(self._fatal)}")
 
     def close(self, timeout: float) -> None:
         """Give up what is queued; nothing of an open transaction is seen by anybody."""
         self._producer.purge()
         self._producer.flush(min(timeout, 1.0))
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self._fatal = error
