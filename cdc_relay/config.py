@@ -75,7 +75,8 @@ def seconds(value: object) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-Seconds = Annotated[float, BeforeValidator(seconds)]
+Seconds = Annotated[float, BeforeValidator(seconds), Field(ge=0, le=315_360_000)]
+PositiveSeconds = Annotated[float, BeforeValidator(seconds), Field(ge=0.01, le=315_360_000)]
 
 
 class Settings(BaseModel):
@@ -130,7 +131,10 @@ class Settings(BaseModel):
     shards: int = Field(
         1, ge=1, le=1, description="Shards of one relay name (more than 1 is not available yet)."
     )
-    http: str = Field("127.0.0.1:8080", description="Address of the HTTP page; off disables it.")
+    http: str = Field(
+        "127.0.0.1:8080",
+        description="Reserved for the HTTP page, which this version does not serve.",
+    )
     server_id: int | None = Field(
         None, ge=1, le=4294967295, description="Replica server id; without it each start draws one."
     )
@@ -141,8 +145,8 @@ class Settings(BaseModel):
         le=1_000_000,
         description="Rows in memory between reading and acknowledgement.",
     )
-    heartbeat: Seconds = Field(5.0, description="Heartbeat interval asked of the database.")
-    read_timeout: Seconds = Field(
+    heartbeat: PositiveSeconds = Field(5.0, description="Heartbeat interval asked of the database.")
+    read_timeout: PositiveSeconds = Field(
         20.0, description="Silence after which the replication connection counts as dead."
     )
     checkpoint_interval: Seconds = Field(
@@ -171,7 +175,7 @@ class Settings(BaseModel):
             return value
         try:
             url = make_url(value)
-        except ArgumentError:
+        except (ArgumentError, ValueError):
             raise ValueError(
                 "is not a SQLAlchemy URL; write mysql+pymysql://user@host:3306/schema"
             ) from None
@@ -179,6 +183,8 @@ class Settings(BaseModel):
             raise ValueError(
                 f"names {url.get_backend_name()!r}; only mysql and mariadb are relayed"
             )
+        if "@" in (url.host or "") or "@" in (url.database or ""):
+            raise ValueError("has an @ or / in its password: percent-encode it (%40, %2F)")
         if not url.database:
             raise ValueError("names no schema; end it with /schema")
         return value

@@ -256,7 +256,9 @@ def explain(error: Exception, url: URL) -> SourceError:
     if code in _ACCESS_DENIED:
         return SourceError(f"{server} refused the login: {message}")
     if code == _UNKNOWN_DATABASE:
-        return SourceError(f"{server} has no schema {url.database!r}: create it or mend the URL")
+        named = re.search(r"'([^']*)'$", message)
+        schema = named[1] if named else url.database
+        return SourceError(f"{server} has no schema {schema!r}: create it or mend the setting")
     if code in _NO_SUCH_TABLE:
         table = re.search(r"'(.+?)'", message)
         name = table[1] if table else "of the outbox"
@@ -394,9 +396,15 @@ def describe_table(connection: Connection, settings: Settings) -> TableShape:
             indexes[index] = (*indexes.get(index, ()), column)
         full_name = f"{found[0]}.{found[1]}"
         _check_shape(full_name, found[2], found[3], columns)
-        if not any(indexed[0] == "id" for indexed in indexes.values()):
+        # A partitioned table's key holds more than id.
+        if indexes.get("PRIMARY", ("",))[0] != "id":
             raise SourceError(
-                f"table {full_name}: column id has no index; it must be the primary key"
+                f"table {full_name}: column id must be the (first of the) primary key"
+            )
+        if columns["status"].nullable:
+            raise SourceError(
+                f"table {full_name}: column status may be NULL, and such a row is neither pending "
+                f"nor sent: ALTER TABLE {full_name} MODIFY status TINYINT NOT NULL DEFAULT 0"
             )
         kind = _payload_kind(connection, schema, table, columns["payload"].data_type)
     return TableShape(found[0], found[1], columns, kind, indexes)

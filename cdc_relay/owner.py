@@ -24,7 +24,7 @@ from cdc_relay.errors import (
     SourceUnavailableError,
 )
 from cdc_relay.kafka import checkpoints
-from cdc_relay.kafka.checkpoints import Checkpoint
+from cdc_relay.kafka.checkpoints import Checkpoint, UnreadableCheckpointError
 from cdc_relay.kafka.membership import Membership, members
 from cdc_relay.kafka.sink import FencedError, IdempotentSink
 from cdc_relay.kafka.transactions import TransactionalSink
@@ -173,7 +173,12 @@ class Owner:
         """Where the term goes on: the last checkpoint, or a new anchor at the end of the log with
         a sweep of the rows that are pending in the table."""
         reason, self._anchor_reason = self._anchor_reason, ""
-        last = checkpoints.read_last(self._settings, SHARD)
+        try:
+            last = checkpoints.read_last(self._settings, SHARD)
+        except UnreadableCheckpointError as error:
+            if self._settings.mark == "none":
+                raise
+            last, reason = None, str(error)
         if last is not None and not reason:
             self._anchors = 0
             return last

@@ -70,6 +70,11 @@ class Parking:
         for kind, key in closed:
             self.close(kind, key)
 
+    def learn(self) -> None:
+        """Close the aggregates that the compensator has parked, or left with a dead row."""
+        for kind, key in self._store.failing(_MOST_AGGREGATES):
+            self.close(kind, key)
+
     def close_blocked(self, kind: str | None = None) -> None:
         """Close the aggregates, of one type or all, that a dead row keeps from flowing."""
         for blocked in self._blocked(kind, None):

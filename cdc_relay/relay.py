@@ -45,6 +45,7 @@ _QUEUED_BATCHES: Final = 16
 _GROUP_ROWS: Final = 5000
 _TICK_S: Final = 0.1
 _PROGRESS_PAUSE_S: Final = 10.0
+_LEARN_PAUSE_S: Final = 5.0
 # Owed marks stand in every checkpoint, and a Kafka record holds a megabyte by default: these, and
 # those of one more group, however large its transactions are.
 _MOST_OWED: Final = 50_000
@@ -139,6 +140,7 @@ class Relay:
         self._stopping = stopping
         self._tick = tick
         self._next_tick = 0.0
+        self._next_learn = 0.0
         self._batches: queue.Queue[Batch | BaseException] = queue.Queue(_QUEUED_BATCHES)
         self._reading = threading.Event()
         self._marks = settings.mark != "none"
@@ -148,6 +150,7 @@ class Relay:
         self._checkpoint: Checkpoint = None  # type: ignore[assignment]
         self._moved: Position | None = None
         self._saved_at = 0.0
+        self._finish_by = 0.0
         self.counters = counters
 
     def run(self, start: Checkpoint, until: Position | None = None) -> None:
@@ -311,7 +314,7 @@ class Relay:
     def _going_on(self) -> bool:
         """For waits inside the sink: whether to wait on."""
         self._keep_up()
-        return not self._stopping.is_set()
+        return not self._stopping.is_set() or time.monotonic() < self._finish_by
 
     def _next_checkpoint(self, events: Sequence[OutboxEvent], to: Position | None) -> Checkpoint:
         owed = self._marker.owed()
@@ -373,7 +376,7 @@ class Relay:
                 self._marker.wait(max(0.0, deadline - _LAST_SAVE_S - time.monotonic()))
             self._marker.stop(max(0.1, deadline - _LAST_SAVE_S - time.monotonic()))
             if orderly:
-                self._tick = lambda: None
+                self._finish_by = deadline  # a rebalance of the group may refuse it at first
                 self._save(force=True)
         except Exception as error:
             log.warning("the last checkpoint was not written", reason=str(error))
@@ -528,6 +531,9 @@ class Relay:
     def _retry_parked(self) -> None:
         """Try the aggregates again whose time has come, and let those flow that have nothing
         pending any more."""
+        if time.monotonic() >= self._next_learn:
+            self._next_learn = time.monotonic() + _LEARN_PAUSE_S
+            self._patiently(self._parking.learn)
         for aggregate in self._parking.due():
             owed = self._marker.owed()
             rows = self._patiently(

@@ -26,6 +26,10 @@ _CONTENT_TYPES: Final[dict[str, bytes]] = {
     "text": b"text/plain; charset=utf-8",
     "binary": b"application/octet-stream",
 }
+# Consumers rely on these; an entry of the row's headers may not stand beside or instead of one.
+RESERVED_HEADERS: Final = frozenset(
+    ("id", "event_type", "aggregate_type", "aggregate_id", "occurred_at", "content-type")
+)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -58,8 +62,7 @@ class Router:
     """Turns events into records by a topic template.
 
     ``route`` raises ``UnroutableError`` for an event that Kafka could never take; the name is
-    refused as it is, never cleaned, because cleaning would merge two aggregate types.
-    Not thread-safe only in the sense that two threads may both fill the same cache entry.
+    refused as it is, never cleaned, because cleaning would merge two aggregate types. One thread.
     """
 
     def __init__(self, topic_template: str, payload_kind: PayloadKind = "json") -> None:
@@ -74,6 +77,8 @@ class Router:
         """Return the record for ``event`` (contract: docs/guarantees.md, "The message")."""
         if not event.aggregate_id:
             raise UnroutableError("aggregate_id is empty: a record without a key has no order")
+        if not event.event_id:
+            raise UnroutableError("event_id is empty: consumers could not tell a repetition")
         names = (event.aggregate_type, event.event_type)
         topic = self._topics.get(names)
         if topic is None:
@@ -132,6 +137,8 @@ def _row_headers(text: bytes) -> list[tuple[str, bytes | None]]:
         raise UnroutableError(f"headers is a JSON {type(entries).__name__}, not an object")
     result: list[tuple[str, bytes | None]] = []
     for name, value in entries.items():
+        if name in RESERVED_HEADERS:
+            raise UnroutableError(f"headers holds {name!r}, a name of the record's own headers")
         if value is None:
             result.append((name, None))
         elif isinstance(value, str):

@@ -7,7 +7,9 @@ clock, in UTC. Errors are ``SourceError`` and ``SourceUnavailableError``, one li
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
@@ -209,7 +211,16 @@ class Store:
         )
         return [
             (
-                OutboxEvent._make((*row[:5], _bytes(row[5]), _bytes(row[6]), row[7])),
+                # NULL in a column of an existing table reads as empty: the router judges it.
+                OutboxEvent._make(
+                    (
+                        row[0],
+                        *[name or "" for name in row[1:5]],
+                        _bytes(row[5]),
+                        _bytes(row[6]),
+                        row[7],
+                    )
+                ),
                 int(row[8]),
                 int(row[9]),
             )
@@ -321,6 +332,36 @@ class Store:
         """Delete dead rows (all of them where None); return how many."""
         which, parameters = _which(event_ids)
         return self._update(f"DELETE FROM {self._table} WHERE status = {DEAD}{which}", parameters)
+
+    def failing(self, limit: int) -> list[Aggregate]:
+        """Return aggregates that must wait: those with a row on the ladder or, where dead rows
+        block, with a dead one."""
+        hint = self._shape.force_index("status", "next_retry_time")
+        nullable = self._shape.columns["next_retry_time"].nullable
+        tried = "next_retry_time IS NOT NULL" if nullable else "retry_count > 0"
+        condition = f"(status = {PENDING} AND {tried})"
+        if self._on_dead == "block":
+            condition += f" OR status = {DEAD}"
+        sql = (
+            f"SELECT DISTINCT aggregate_type, aggregate_id FROM {self._table}{hint}"
+            f" WHERE {condition} LIMIT {int(limit)}"
+        )
+        return [(str(kind), str(key)) for kind, key in self._read(sql)]
+
+    @contextmanager
+    def pass_lock(self) -> Iterator[bool]:
+        """Hold the lock of compensator passes on this table, by the server's named locks; False
+        where another pass holds it. It ends with its connection, so a killed pass leaves none; no
+        transaction is open meanwhile."""
+        # Names are limited to 64 characters.
+        name = f"cdc-relay.{zlib.crc32(self._table.encode()):08x}.compensator"
+        with database_errors(self._engine.url), self._engine.connect() as connection:
+            [(got,)] = connection.exec_driver_sql("SELECT GET_LOCK(%s, 0)", (name,)).all()
+            try:
+                yield bool(got)
+            finally:
+                if got:
+                    connection.exec_driver_sql("SELECT RELEASE_LOCK(%s)", (name,))
 
     def counts(self) -> Counts:
         """Count the rows by status. Walks the status index: about a second for ten million."""

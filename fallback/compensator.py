@@ -1,7 +1,7 @@
 """One ordered pass over the rows that are pending for too long.
 
 At least once: a crash between acknowledgement and mark sends the batch again. No database
-transaction is open while Kafka is waited for. Several passes at once send rows twice at worst.
+transaction is open while Kafka is waited for. One pass at a time works on a table.
 """
 
 from __future__ import annotations

@@ -14,7 +14,12 @@ import structlog
 
 from cdc_relay.config import Settings
 from cdc_relay.database import connected, describe_table, engine
-from cdc_relay.errors import CdcRelayError, SinkUnavailableError, SourceUnavailableError
+from cdc_relay.errors import (
+    CdcRelayError,
+    ConfigError,
+    SinkUnavailableError,
+    SourceUnavailableError,
+)
 from cdc_relay.kafka.sink import IdempotentSink
 from cdc_relay.router import Router
 from cdc_relay.store import Store
@@ -35,6 +40,10 @@ def run(settings: Settings, *, loop: bool = False) -> Summary:
     Call it from the main thread: it takes the signals over while it runs.
     """
     settings.require("database_url", "kafka_bootstrap")
+    if settings.mark == "none":
+        raise ConfigError(
+            'mark: "none" leaves no trace of what was sent, so a pass would send it again'
+        )
     started = time.monotonic()
     database = engine(settings)
     summary = Summary()
@@ -42,7 +51,13 @@ def run(settings: Settings, *, loop: bool = False) -> Summary:
         with _stop_on_signal() as stop:
             with connected(database) as connection:
                 shape = describe_table(connection, settings)
-            store = Store(database, shape, max_tries=settings.max_tries)
+            store = Store(
+                database,
+                shape,
+                max_tries=settings.max_tries,
+                on_dead=settings.on_dead,
+                mark="delete" if settings.mark == "delete" else "update",
+            )
             store.check_update()
             compensator = Compensator(
                 store,
@@ -54,8 +69,10 @@ def run(settings: Settings, *, loop: bool = False) -> Summary:
                 stop=stop,
             )
             summary = compensator.summary
-            with closing(compensator):
-                if loop:
+            with closing(compensator), store.pass_lock() as alone:
+                if not alone:
+                    log.warning("another pass is at work on this table: nothing to do for this one")
+                elif loop:
                     _run_passes(compensator, stop)
                 else:
                     compensator.run_pass()

@@ -3,7 +3,8 @@
 =====================================  =====================================================
 Python                                 JSON
 =====================================  =====================================================
-dict, list, tuple, str, int, bool      as ``json`` writes them
+dict, list, tuple, str, int, bool      as ``json`` writes them; an int of more than 64 bits is
+                                       refused (MySQL's JSON would lose digits of it)
 float                                  as ``json`` writes it; NaN and infinities are refused
 dataclass, pydantic model              an object of its fields
 ``Decimal``                            a string with all its digits: ``"12.50"``
@@ -22,11 +23,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
 from uuid import UUID
+
+# The record's own headers (docs/guarantees.md); the relay would park a row that repeats one.
+_RESERVED = ("id", "event_type", "aggregate_type", "aggregate_id", "occurred_at", "content-type")
 
 
 def encode_payload(payload: object) -> str | bytes | None:
@@ -53,16 +58,32 @@ def encode_headers(headers: Mapping[str, object] | None) -> str | None:
     for name in headers:
         if not isinstance(name, str):
             raise TypeError(f"headers: the name {name!r} is not a str")
+        if name in _RESERVED:
+            raise ValueError(f"headers: {name!r} is a header of the record's own")
     return to_json(dict(headers))
 
 
 def to_json(value: object) -> str:
     """Return ``value`` as JSON text in the forms of this module."""
-    return json.dumps(value, default=_form, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(value, default=_form, allow_nan=False, separators=(",", ":"))
+    if _LONG_NUMBER.search(text):
+        json.loads(text, parse_int=_within_64_bits)
+    return text
+
+
+# Nineteen digits in a row: perhaps an integer that does not fit, perhaps digits in a string.
+_LONG_NUMBER = re.compile(r"\d{19}")
+
+
+def _within_64_bits(digits: str) -> None:
+    if not -(1 << 63) <= int(digits) < 1 << 64:
+        raise ValueError(f"{digits} has more than 64 bits; give it as a str or a Decimal")
 
 
 def utc(moment: datetime) -> datetime:
     """Return ``moment`` in UTC; a naive one could mean any place and is refused."""
+    if not isinstance(moment, datetime):
+        raise TypeError(f"{moment!r} is not a datetime")
     if moment.tzinfo is None or moment.utcoffset() is None:
         raise ValueError(f"{moment!r} has no time zone; give an aware datetime")
     return moment.astimezone(UTC)
@@ -86,7 +107,7 @@ def _form(value: object) -> object:
         return dump()
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"payload: {_kind(value)} has no JSON form; see writer.payload")
+    raise TypeError(f"{_kind(value)} has no JSON form; see writer.payload")
 
 
 def _kind(value: object) -> str:

@@ -114,6 +114,7 @@ REREAD: Final = 5  # a transaction too large to hold: read it again, now that it
 _HOLD_BYTES: Final = 16 * 1024 * 1024
 
 _XID_TEXT: Final = re.compile(rb"X'([0-9A-Fa-f]*)',\s*X'([0-9A-Fa-f]*)',\s*(\d+)")
+_FILE_NAME: Final = re.compile(r"[^\0]+\.\d+")
 _DDL: Final = (b"CREATE", b"ALTER", b"DROP", b"RENAME", b"TRUNCATE")
 
 
@@ -321,6 +322,10 @@ class Decoder:
                 return pos
         return pos
 
+    def has_checksums(self) -> bool:
+        """Whether events of the log end with a checksum now."""
+        return self._checksum != 0
+
     def end_payload(self) -> None:
         """The compressed transaction is over; its outcome was its last event."""
         self._in_payload = False
@@ -349,17 +354,20 @@ class Decoder:
                 self._offset += (place - self._offset) & 0xFFFFFFFF
         try:
             if kind == TABLE_MAP:
-                self._table_map(buf, body, end)
+                self._table_map(buf, start, body, end)
             elif kind == WRITE_ROWS or kind == WRITE_ROWS_V1:
                 layout = self._tables.get(_u32(buf, body) | _u16(buf, body + 4) << 32)
                 if layout is not None:
                     self._write_rows(buf, start, body, end, kind, layout)
             elif kind == QUERY:
+                self._verify(buf, start, end)
                 self._query(buf, body, end)
             elif kind == XID:
+                self._verify(buf, start, end)
                 self.commit_time = _u32(buf, start) * 1_000_000
                 self._commit()
             elif kind == GTID:
+                self._verify(buf, start, end)
                 self._begin_group()
                 self._sid = buf[body + 1 : body + 17]
                 self._tag = ""
@@ -370,20 +378,28 @@ class Decoder:
             elif kind in _PASSED:
                 pass
             elif kind == MARIA_GTID:
+                self._verify(buf, start, end)
                 self._maria_gtid(buf, start, body)
             else:
                 self._rare(buf, kind, start, body, after, end)
         except (IndexError, ValueError) as error:
             raise DecodeError(f"{self.where()}: event of type {kind}: {error}") from None
 
+    def _verify(self, buf: bytes, start: i64, end: i64) -> None:
+        """Raise for a damaged event. Called for each that decides something; those that are passed
+        over are not looked at."""
+        if self._checksum and not self._in_payload and zlib.crc32(buf[start:end]) != _u32(buf, end):
+            raise ValueError("the checksum does not match: the event is damaged")
+
     # --- rows ----------------------------------------------------------------------------------
 
-    def _table_map(self, buf: bytes, body: i64, end: i64) -> None:
+    def _table_map(self, buf: bytes, start: i64, body: i64, end: i64) -> None:
         table_id: i64 = _u32(buf, body) | _u16(buf, body + 4) << 32
         if not buf.startswith(self._wanted, body + 8):
             if table_id in self._tables:
                 del self._tables[table_id]
             return
+        self._verify(buf, start, end)
         shape = buf[body + 8 : end]
         layout = self._layouts.get(shape)
         if layout is None:
@@ -396,10 +412,7 @@ class Decoder:
     def _write_rows(
         self, buf: bytes, start: i64, body: i64, end: i64, kind: i64, layout: Layout
     ) -> None:
-        if self._checksum and not self._in_payload:
-            given: i64 = _u32(buf, end)
-            if zlib.crc32(buf[start:end]) != given:
-                raise ValueError("the checksum does not match: the event is damaged")
+        self._verify(buf, start, end)
         pos: i64 = body + 8
         if kind in (WRITE_ROWS, MARIA_WRITE_ROWS_COMPRESSED):
             pos += _u16(buf, pos)  # extra data; its length counts itself
@@ -451,8 +464,12 @@ class Decoder:
 
     # --- transactions --------------------------------------------------------------------------
 
+    def _nothing_open(self) -> None:
+        if self._open or self._overflow:
+            raise ValueError("a transaction begins before the one before it has ended")
+
     def _begin_group(self) -> None:
-        self._open = []
+        self._nothing_open()
         self._held = 0
         self._count = 0
         self._in_transaction = False
@@ -537,7 +554,7 @@ class Decoder:
 
     def _statement(self, text: bytes) -> None:
         if text == b"BEGIN":
-            self._open = []
+            self._nothing_open()
             self._held = 0
             self._count = 0
             self._in_transaction = True
@@ -611,7 +628,7 @@ class Decoder:
     def _xa(self, text: bytes) -> None:
         verb = text[3:].strip().upper()
         if verb.startswith((b"START", b"BEGIN")):
-            self._open = []
+            self._nothing_open()
             self._in_transaction = True
             self._xa_group = True
         elif verb.startswith(b"END"):
@@ -665,9 +682,17 @@ class Decoder:
                 raise ValueError(f"unknown checksum algorithm {algorithm}")
             self._checksum = 4 if algorithm == 1 else 0
             self._tables = {}
-        elif kind == ROTATE:
+            # What a crash of the server left open at the end of the last file was never committed.
+            self._open = []
+            self._overflow = False
+            self._gno = 0
+            self._maria = None
+            return
+        if kind == ROTATE:
             self._rotate(buf, start, body, after)
-        elif kind == ANONYMOUS_GTID:
+            return
+        self._verify(buf, start, end)
+        if kind == ANONYMOUS_GTID:
             self._begin_group()
             self._gno = 0
             self._stamp = buf[body + 42 : body + 49]
@@ -730,15 +755,21 @@ class Decoder:
             raise ValueError("a GTID without a number")
 
     def _rotate(self, buf: bytes, start: i64, body: i64, after: i64) -> None:
-        # A made-up rotate event may come with a checksum or without: the sum itself tells.
+        made_up = _u16(buf, start + 17) & _ARTIFICIAL != 0
         end: i64 = after
-        if after - start > _HEADER + 12 and zlib.crc32(buf[start : after - 4]) == _u32(
+        if not made_up:
+            end = after - self._checksum
+            self._verify(buf, start, end)
+        elif after - start > _HEADER + 12 and zlib.crc32(buf[start : after - 4]) == _u32(
             buf, after - 4
         ):
-            end = after - 4
-        self.file = buf[body + 8 : end].decode()
+            end = after - 4  # it may come with a checksum or without: the sum itself tells
+        name = buf[body + 8 : end].decode()
+        if _FILE_NAME.fullmatch(name) is None:
+            raise ValueError(f"{name!r} is not a file of a binlog")
+        self.file = name
         self._offset = _u64(buf, body)
-        if not _u16(buf, start + 17) & _ARTIFICIAL and not self._in_transaction:
+        if not made_up and not self._in_transaction:
             self.commit_file = self.file
             self.commit_offset = self._offset
             self.moved = True
@@ -763,7 +794,10 @@ def _inflated(buf: bytes, pos: i64, end: i64) -> bytes:
         raise ValueError(f"unknown compression {head:#x}")
     size: i64 = head & 7
     length = int.from_bytes(buf[pos + 1 : pos + 1 + size], "big")
-    data = zlib.decompress(buf[pos + 1 + size : end])
+    try:
+        data = zlib.decompressobj().decompress(buf[pos + 1 + size : end], length + 1)
+    except (zlib.error, OverflowError) as error:
+        raise ValueError(f"a compressed event is damaged: {error}") from None
     if len(data) != length:
         raise ValueError("a compressed event of the wrong length")
     return data

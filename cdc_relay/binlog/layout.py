@@ -242,7 +242,9 @@ def _length(buf: bytes, pos: int) -> tuple[int, int]:
     first = buf[pos]
     if first < 251:
         return first, pos + 1
-    width = {252: 2, 253: 3, 254: 8}[first]
+    width = {252: 2, 253: 3, 254: 8}.get(first)
+    if width is None:
+        raise ValueError(f"{first} begins no length")
     return int.from_bytes(buf[pos + 1 : pos + 1 + width], "little"), pos + 1 + width
 
 

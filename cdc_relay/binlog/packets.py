@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import socket
+import zlib
 from collections.abc import Callable
 from typing import IO, Final, Protocol, cast
 
@@ -18,6 +19,7 @@ from cdc_relay.errors import DecodeError
 
 _MORE_FOLLOWS: Final = 0xFFFFFF
 _HEADER: Final = 19
+_CHECKSUM: Final = 4
 
 # Fields before a payload, and its compression types.
 _FIELD_END: Final = 0
@@ -107,6 +109,8 @@ class Body:
         self._piece = b""
         self._at = 0
         self._last = False
+        self._sum: int | None = None
+        self._end = b""
 
     def read(self, size: int = -1, /) -> bytes:
         """At most ``size`` bytes of the event, status byte first; empty at its end."""
@@ -118,9 +122,23 @@ class Body:
             self._packets.skip(4 + length)
             self._at = 0
             self._last = length < _MORE_FOLLOWS
+            self._add(self._piece)
         start = self._at
         self._at = len(self._piece) if size < 0 else min(start + size, len(self._piece))
         return self._piece[start : self._at]
+
+    def _add(self, piece: bytes) -> None:
+        """Add to the sum of everything but the status byte and the last four bytes."""
+        if self._sum is None:
+            piece = piece[1:]
+        piece = self._end + piece
+        self._sum = zlib.crc32(piece[:-_CHECKSUM], self._sum or 0)
+        self._end = piece[-_CHECKSUM:]
+
+    def intact(self) -> bool:
+        """Read on to the end of the event, and say whether it ends with its own checksum."""
+        self.close()
+        return self._sum == int.from_bytes(self._end, "little")
 
     def close(self) -> None:
         """Read on to the end of the event."""

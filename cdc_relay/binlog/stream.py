@@ -159,6 +159,20 @@ class BinlogSource:
         with contextlib.closing(self._control()) as connection:
             return inspect(connection)
 
+    def probe(self) -> None:
+        """Begin a dump at the end of the log and end it again. Raises ``SourceError`` where the
+        user may not read the binlog: better before the first record than after a sweep."""
+        with contextlib.closing(open_connection(self._arguments, self._read_timeout)) as connection:
+            server = inspect(connection)
+            gtids, maria = self._check(server.position, server)
+            with _unavailable():
+                self._start(connection, server, server.position, gtids, maria)
+            connection._sock.settimeout(self._read_timeout)
+            packets = Packets(connection._sock, self._receive)
+            packets.more()
+            if packets.buf[4] != 0:
+                self._status(packets.whole())
+
     def current(self) -> Position:
         """The end of the server's binlog now."""
         return self.inspect().position
@@ -341,6 +355,15 @@ class BinlogSource:
             connection._read_packet()
 
     def _read(self, sock: socket.socket, decoder: Decoder, base: Position) -> Iterator[Batch]:
+        """Read the dump until it ends; errors in its bytes name their place in the log."""
+        try:
+            yield from self._follow(sock, decoder, base)
+        except DecodeError as error:
+            where = decoder.where()
+            text = str(error)
+            raise DecodeError(text if where in text else f"{where}: {text}") from None
+
+    def _follow(self, sock: socket.socket, decoder: Decoder, base: Position) -> Iterator[Batch]:
         """Read large chunks, feed them, hand on what is committed."""
         last_given = time.monotonic()
         sock.settimeout(self._read_timeout)
@@ -377,7 +400,8 @@ class BinlogSource:
             place, unpacked = open_payload(body)
             decoder.begin_payload(place)
             rest = b""
-            while True:
+            reread = False
+            while not reread:
                 need = int.from_bytes(rest[9:13], "little") - len(rest) if len(rest) >= 13 else 0
                 chunk = read_exactly(unpacked, max(need, _READ_SIZE))
                 if not chunk:
@@ -385,14 +409,18 @@ class BinlogSource:
                 rest += chunk
                 while True:
                     rest = rest[decoder.inner(rest, 0, len(rest)) :]
-                    if decoder.stopped == REREAD:
-                        return
-                    if decoder.stopped == NOTHING:
+                    reread = decoder.stopped == REREAD
+                    if decoder.stopped == NOTHING or reread:
                         break
-                    yield self._batch(decoder, base)
-            if rest:
-                raise DecodeError(f"{decoder.where()}: a compressed transaction is cut")
-            decoder.end_payload()
+                    if decoder.given:
+                        # It was read to its end before, and found intact.
+                        yield self._batch(decoder, base)
+            if rest and not reread:
+                raise DecodeError("a compressed transaction is cut")
+            if decoder.has_checksums() and not body.intact():
+                raise DecodeError("the checksum does not match: the event is damaged")
+            if not reread:
+                decoder.end_payload()
 
     def _batch(self, decoder: Decoder, base: Position) -> Batch:
         if decoder.notices:
@@ -449,7 +477,10 @@ class BinlogSource:
         if code == _FATAL_READING and any(word in lower for word in _LOST_WORDS):
             raise PositionLostError(f"the binlog no longer holds the position: {text}")
         if code in _NO_GRANT:
-            raise SourceError(f"the database user may not read the binlog: {text}")
+            raise SourceError(
+                "the database user may not read the binlog: GRANT REPLICATION SLAVE, REPLICATION "
+                f"CLIENT ON *.* TO it ({text})"
+            )
         if code in (_FATAL_READING, _NO_BINLOG):
             raise SourceError(f"the server cannot read its binlog: {text} (error {code})")
         raise SourceUnavailableError(f"{text} (error {code})")

@@ -61,7 +61,7 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
         )
         if settings.mark != "none":
             store.check_update()
-        binlog_source(settings, shape, store).inspect()  # grants, before anything is promised
+        binlog_source(settings, shape, store).probe()  # grants, before anything is promised
         owner = Owner(
             settings,
             lambda: binlog_source(settings, shape, store, 0.0 if until_current else None),

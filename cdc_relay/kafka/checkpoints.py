@@ -61,6 +61,10 @@ def fingerprint(event_id: str) -> int:
     return zlib.crc32(event_id.encode())
 
 
+class UnreadableCheckpointError(SinkError):
+    """A record of the checkpoint topic that this version cannot read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Everything before ``position`` is acknowledged; ``owed`` of it is not yet marked as sent."""
@@ -101,7 +105,7 @@ class Checkpoint:
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """Read a record's value. Raises ``SinkError`` for one that is not a checkpoint."""
+        """Read a record's value. Raises ``UnreadableCheckpointError`` for anything else."""
         try:
             line, _, tail = value.partition(b"\n")
             head: dict[str, Any] = json.loads(line)
@@ -121,7 +125,7 @@ class Checkpoint:
                 head["time"],
             )
         except (ValueError, KeyError, TypeError, struct.error) as error:
-            raise SinkError(f"the checkpoint cannot be read: {error}") from None
+            raise UnreadableCheckpointError(f"the checkpoint cannot be read: {error}") from None
 
 
 _CHUNK: Final = 1000

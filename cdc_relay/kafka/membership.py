@@ -70,8 +70,10 @@ class Membership:
                 **base_config(settings, f"cdc-relay-{settings.name}-member"),
                 "group.id": group_name(settings.name),
                 "session.timeout.ms": session_ms,
-                "heartbeat.interval.ms": max(100, session_ms // 6),
-                "partition.assignment.strategy": "roundrobin",
+                # The others learn by their next heartbeat that a member is gone.
+                "heartbeat.interval.ms": max(100, session_ms // 20),
+                # Who joins or leaves interrupts nobody else's stream.
+                "partition.assignment.strategy": "cooperative-sticky",
                 "enable.auto.commit": False,
                 "auto.offset.reset": "latest",
                 "allow.auto.create.topics": False,
@@ -130,10 +132,10 @@ class Membership:
         self._consumer.close()
 
     def _assigned(self, consumer: Any, partitions: list[Any]) -> None:
-        consumer.assign(partitions)
+        consumer.incremental_assign(partitions)
         consumer.pause(partitions)
-        self._owned = frozenset(partition.partition for partition in partitions)
+        self._owned |= {partition.partition for partition in partitions}
 
-    def _revoked(self, consumer: Any, _partitions: list[Any]) -> None:
-        self._owned = frozenset()
-        consumer.unassign()
+    def _revoked(self, consumer: Any, partitions: list[Any]) -> None:
+        self._owned -= {partition.partition for partition in partitions}
+        consumer.incremental_unassign(partitions)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -253,8 +254,9 @@ class TransactionalSink:
 
     def close(self, timeout: float) -> None:
         """Give up what is queued; nothing of an open transaction is seen by anybody."""
-        self._producer.purge()
-        self._producer.flush(min(timeout, 1.0))
+        with suppress(Exception):  # a fenced producer answers every call with its fatal error
+            self._producer.purge()
+            self._producer.flush(min(timeout, 1.0))
 
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal():

@@ -151,3 +151,12 @@ def test_settings_are_frozen_and_documented() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().name = "x"
     assert all(field.description for field in Settings.model_fields.values())
+
+
+@pytest.mark.parametrize("password", ["p@ss/w", "a b@c"])
+def test_a_password_that_is_not_encoded_is_refused_and_not_shown(password: str) -> None:
+    url = f"mysql+pymysql://relay:s3cret:{password}@127.0.0.1:3306/shop"
+    with pytest.raises(ConfigError, match="percent-encode") as caught:
+        load(environ={"CDC_RELAY_DATABASE_URL": url})
+    assert "s3cret" not in str(caught.value)
+    assert "127.0.0.1" not in str(caught.value)

@@ -190,3 +190,14 @@ def test_many_topics_do_not_fill_memory() -> None:
     for number in range(10_050):
         router.route(EVENT._replace(event_type=f"t{number}"))
     assert len(router._topics) <= 10_000
+
+
+def test_a_row_without_an_event_id_is_parked_not_sent() -> None:
+    with pytest.raises(UnroutableError, match="event_id"):
+        route(event_id="")
+
+
+@pytest.mark.parametrize("name", ["id", "event_type", "aggregate_id", "content-type"])
+def test_headers_of_the_row_do_not_repeat_the_records_own(name: str) -> None:
+    with pytest.raises(UnroutableError, match="own headers"):
+        route(headers=f'{{"{name}": "other"}}'.encode())
