@@ -165,7 +165,7 @@ class BinlogSource:
         with contextlib.closing(open_connection(self._arguments, self._read_timeout)) as connection:
             server = inspect(connection)
             gtids, maria = self._check(server.position, server)
-            with _unavailable():
+            with _unavailable(reading=True):
                 self._start(connection, server, server.position, gtids, maria)
             connection._sock.settimeout(self._read_timeout)
             packets = Packets(connection._sock, self._receive)
@@ -263,7 +263,7 @@ class BinlogSource:
                 known = self._again is not None and self._again[0] == start
                 decoder.expect(*start.partial, self._again[1] if known and self._again else None)
             self._again = None
-            with _unavailable():
+            with _unavailable(reading=True):
                 self._start(connection, server, start, gtids, maria)
             log.info("streaming", position=str(start), server=server.version)
             base = Position(start.flavor, server.identity, start.file, start.offset)
@@ -477,10 +477,7 @@ class BinlogSource:
         if code == _FATAL_READING and any(word in lower for word in _LOST_WORDS):
             raise PositionLostError(f"the binlog no longer holds the position: {text}")
         if code in _NO_GRANT:
-            raise SourceError(
-                "the database user may not read the binlog: GRANT REPLICATION SLAVE, REPLICATION "
-                f"CLIENT ON *.* TO it ({text})"
-            )
+            raise _no_grant(text)
         if code in (_FATAL_READING, _NO_BINLOG):
             raise SourceError(f"the server cannot read its binlog: {text} (error {code})")
         raise SourceUnavailableError(f"{text} (error {code})")
@@ -506,15 +503,25 @@ def _report(notice: str, count: int, where: str) -> None:
         log.warning("the binlog holds an event that is not known", kind=notice, near=where)
 
 
+def _no_grant(text: str) -> SourceError:
+    return SourceError(
+        "the database user may not read the binlog: GRANT REPLICATION SLAVE, REPLICATION CLIENT "
+        f"ON *.* TO that user ({text})"
+    )
+
+
 @contextlib.contextmanager
-def _unavailable() -> Iterator[None]:
+def _unavailable(*, reading: bool = False) -> Iterator[None]:
     """Turn a driver's errors while speaking into ``SourceUnavailableError`` or, where trying
-    again cannot help, ``SourceError``."""
+    again cannot help, ``SourceError``. ``reading``: the login was accepted, so "access denied"
+    is about the binlog."""
     try:
         yield
     except (pymysql.err.OperationalError, pymysql.err.InternalError) as error:
         code = error.args[0] if error.args else 0
         text = error.args[1] if len(error.args) > 1 else str(error)
+        if reading and code in _NO_GRANT:
+            raise _no_grant(text) from None
         if code in (1045, 1698, 1044, 1049, 1142, 1227, 3159, 1130):
             raise SourceError(f"{text} (error {code})") from None
         raise SourceUnavailableError(f"{text} (error {code})") from None
