@@ -86,26 +86,35 @@ def skip(place: Place, plan: Plan) -> list[Figure]:
 
 def relay(place: Place, plan: Plan) -> list[Figure]:
     """The whole path: binlog to records that Kafka has acknowledged, marks and checkpoint."""
-    stock: list[Reading] = []
+    stock: dict[Reader, list[Reading]] = {"stock": [], "stock-tuned": []}
     drains: dict[tuple[str, str], list[Drain]] = {mode: [] for mode in _MODES}
     for turn in range(plan.runs):
         relays = [_ready(place, *mode) for mode in drains]
         start = _backlog(place, "orders", plan.orders, clear=False)
-        rows = plan.slice
-        stock.append(read(Job("stock-tuned", place.url, start, rows)))
+        for reader, readings in stock.items():
+            readings.append(read(Job(reader, place.url, start, plan.slice)))
         for one in relays:
             drain = _drain(one, plan.orders)
             drains[one.delivery, one.mark].append(drain)
             rate = _per_second(drain.rate)
             say(f"relay {turn + 1}/{plan.runs}: {one.delivery}, mark={one.mark} {rate}")
-    figures = [Figure("relay", "stock-tuned, decoding only", "rows/s", [r.rate for r in stock])]
+    figures = [
+        Figure("relay", f"{reader}, decoding only", "rows/s", [r.rate for r in readings])
+        for reader, readings in stock.items()
+    ]
     for (delivery, mark), done in drains.items():
-        ratio = [drain.rate / reading.rate for drain, reading in zip(done, stock, strict=True)]
+        ratios = {
+            reader: [drain.rate / one.rate for drain, one in zip(done, readings, strict=True)]
+            for reader, readings in stock.items()
+        }
         figures += [
             Figure(f"relay: {delivery}, mark={mark}", name, unit, values)
             for name, unit, values in (
                 ("first to last append in Kafka", "rows/s", [d.rate for d in done]),
-                ("the same / stock-tuned, decoding only", "×", ratio),
+                *(
+                    (f"the same / {reader}, decoding only", "×", ratio)
+                    for reader, ratio in ratios.items()
+                ),
                 ("start of the process to its end", "s", [d.process.wall for d in done]),
                 ("start of the process to the first record", "s", [d.first for d in done]),
                 ("CPU of the process", "s per 10⁶ rows", [d.cpu_per_million for d in done]),
