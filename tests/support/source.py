@@ -221,12 +221,12 @@ def raw_events(database: Database, start: Position, until: Position) -> list[byt
             if packet.is_eof_packet():
                 return found
             event = packet.get_all_data()[1:]
-            if event[4] == _ROTATE:
-                # Behind the name of the file there may be a checksum.
+            place = int.from_bytes(event[13:17], "little")
+            if event[4] == _ROTATE and place == 0:
+                # Made up at the beginning of a file. Behind the name there may be a checksum.
                 name = _FILE.match(event, 27)
                 assert name is not None, event
                 file = name[0].decode()
-            place = int.from_bytes(event[13:17], "little")
             if (file, place) > (until.file, until.offset):
                 return found
             found.append(event)
