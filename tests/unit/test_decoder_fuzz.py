@@ -210,9 +210,11 @@ def test_damage_inside_a_compressed_transaction(seed: int) -> None:
     library: Any = zstandard
     inner: bytes = library.ZstdDecompressor().decompressobj().decompress(event[at:-4])
     for _ in range(CASES // 2):
-        changed = chance.choice(
-            [lambda: scribble(chance, inner), lambda: inner[: chance.randrange(len(inner))]]
-        )()
+        ways: list[Callable[[], bytes]] = [
+            lambda: scribble(chance, inner),
+            lambda: inner[: chance.randrange(len(inner))],
+        ]
+        changed = chance.choice(ways)()
         packed = zstandard.ZstdCompressor().compress(changed)
         if chance.random() < 0.3:
             packed = scribble(chance, packed)
