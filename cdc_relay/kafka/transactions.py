@@ -68,7 +68,6 @@ class TransactionalSink:
                 "message.timeout.ms": timeout_ms,
                 # The commit is the acknowledgement; only refusals are reported one by one.
                 "delivery.report.only.error": True,
-                # Without it the library raises a fatal error in the middle of any callback.
                 "error_cb": self._on_error,
             },
         )
@@ -248,7 +247,11 @@ class TransactionalSink:
     def poll(self) -> None:
         """Serve the client library's callbacks. Raises ``FencedError`` when the producer cannot go
         on."""
-        self._producer.poll(0)
+        try:
+            self._producer.poll(0)
+        except KafkaException as error:
+            # Only a fatal error comes this way, and it does so whether or not there is an error_cb.
+            raise FencedError(f"the Kafka producer cannot go on: {text(error)}") from None
         if self._fatal is not None:
             raise FencedError(f"the Kafka producer cannot go on: {text(self._fatal)}")
 

@@ -1,0 +1,30 @@
+"""What a producer that cannot go on looks like to the relay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from cdc_relay.config import load
+from cdc_relay.kafka.sink import FencedError, IdempotentSink
+from cdc_relay.kafka.transactions import TransactionalSink
+
+
+class FencedProducer:
+    """Any call that serves callbacks raises the fatal error, as confluent_kafka does it."""
+
+    def poll(self, _timeout: float) -> int:
+        raise KafkaException(KafkaError(KafkaError._FENCED, "fenced by a newer one", fatal=True))
+
+
+def test_a_fatal_error_ends_the_term_and_not_the_process() -> None:
+    transactional: Any = TransactionalSink.__new__(TransactionalSink)
+    transactional._producer, transactional._fatal = FencedProducer(), None
+    settings = load(environ={}, flags={"kafka_bootstrap": "127.0.0.1:1"})
+    idempotent: Any = IdempotentSink(settings, "test")
+    idempotent._producer = FencedProducer()
+    for sink in (transactional, idempotent):
+        with pytest.raises(FencedError, match="fenced by a newer one"):
+            sink.poll()
