@@ -157,8 +157,12 @@ def _container(parts: list[str], buf: bytes, kind: i64, base: i64, end: i64, dep
     if stop > end or values + count * (width + 1) > stop:
         raise ValueError("damaged JSON value: a container reaches beyond its end")
     parts.append("{" if is_object else "[")
+    most: i64 = len(parts) + 2 * size
     index: i64 = 0
     while index < count:
+        if len(parts) > most:
+            # Values lie apart from each other: damage that shares them would double at each level.
+            raise ValueError("damaged JSON value: more values than bytes")
         if index:
             parts.append(", ")
         if is_object:
