@@ -465,11 +465,13 @@ class Decoder:
     # --- transactions --------------------------------------------------------------------------
 
     def _nothing_open(self) -> None:
-        if self._open or self._overflow:
+        if self._open:
             raise ValueError("a transaction begins before the one before it has ended")
 
     def _begin_group(self) -> None:
         self._nothing_open()
+        if self._overflow:
+            raise ValueError("a large transaction has no end")
         self._held = 0
         self._count = 0
         self._in_transaction = False
@@ -794,11 +796,12 @@ def _inflated(buf: bytes, pos: i64, end: i64) -> bytes:
         raise ValueError(f"unknown compression {head:#x}")
     size: i64 = head & 7
     length = int.from_bytes(buf[pos + 1 : pos + 1 + size], "big")
+    inflater = zlib.decompressobj()
     try:
-        data = zlib.decompressobj().decompress(buf[pos + 1 + size : end], length + 1)
+        data = inflater.decompress(buf[pos + 1 + size : end], length + 1)
     except (zlib.error, OverflowError) as error:
         raise ValueError(f"a compressed event is damaged: {error}") from None
-    if len(data) != length:
+    if len(data) != length or not inflater.eof:
         raise ValueError("a compressed event of the wrong length")
     return data
 
