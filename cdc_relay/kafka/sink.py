@@ -50,14 +50,18 @@ TOPIC_FAULTS: Final = frozenset(
         KafkaError._UNKNOWN_TOPIC,
     )
 )
+# Nothing is wrong with the record, it is just not there.
 _NOT_SENT: Final = frozenset(
     (
         KafkaError._PURGE_QUEUE,
         KafkaError._PURGE_INFLIGHT,
         KafkaError._FATAL,
         KafkaError._GAPLESS_GUARANTEE,
+        KafkaError._INVALID_DIFFERENT_RECORD,
     )
 )
+# Keys that are known to be at home in a partition that is warm; all are forgotten at more.
+_MOST_KEYS: Final = 100_000
 
 
 class FencedError(SinkError):
@@ -68,10 +72,12 @@ class FencedError(SinkError):
 class Delivery:
     """What became of the records of one ``send``. Filled while the sink is polled."""
 
-    __slots__ = ("_open", "_records", "_waiting", "refused")
+    __slots__ = ("_flying", "_later", "_open", "_records", "_waiting", "refused")
 
     def __init__(self, records: Sequence[Record]) -> None:
         self._records = records
+        self._flying = 0
+        self._later = False
         self._open = bytearray(b"\1") * len(records)
         self._waiting = len(records)
         self.refused: dict[int, str] = {}
@@ -124,6 +130,10 @@ class IdempotentSink:
     (``enable.gapless.guarantee``; the broker takes nothing of the partition behind the gap), and a
     new one sends what is open record by record, until each is judged by itself. What a broker has
     taken without an answer may be there twice then.
+
+    A broker that knows nothing of the producer in a partition takes what comes second when the
+    first is refused. So until a partition is warm, that is until something of this producer is
+    there, a key's second record waits for the acknowledgement of its first.
     """
 
     def __init__(self, settings: Settings, client_id: str) -> None:
@@ -142,6 +152,7 @@ class IdempotentSink:
         }
         self._producer: Any = create(Producer, self._config)
         self._topics = Topics(self._producer)
+        self._warm = _Warm(self._topics)
 
     def deliver(
         self,
@@ -203,6 +214,8 @@ class IdempotentSink:
                 )
             self._start(singly=True)
             self._produce(self._delivery)
+        elif self._delivery._later and not self._delivery._flying:
+            self._produce(self._delivery)
 
     def wait(self, delivery: Delivery, timeout: float) -> None:
         """Poll until ``delivery`` is settled. Raises ``SinkUnavailableError`` when it is not
@@ -232,11 +245,15 @@ class IdempotentSink:
         one_by_one = {"batch.num.messages": 1, "linger.ms": 0} if singly else {}
         self._producer = create(Producer, {**self._config, **one_by_one})
         self._topics = Topics(self._producer)
+        self._warm = _Warm(self._topics)
 
     def _produce(self, delivery: Delivery) -> None:
         """Queue what is open of ``delivery``, up to a gap; what stands behind a refused record of
-        its key is refused."""
+        its key is refused, what stands behind a cold one waits. Nothing is on its way."""
         records, open_ = delivery._records, delivery._open
+        delivery._flying = 0
+        delivery._later = False
+        warm, cold = self._warm, set[tuple[str, bytes]]()
         behind: dict[tuple[str, bytes], int] = {}
         for index in sorted(delivery.refused, reverse=True):
             behind[records[index].topic, records[index].key] = index
@@ -247,6 +264,12 @@ class IdempotentSink:
             if behind and behind.get((record.topic, record.key), index) < index:
                 delivery._refuse(index, "behind a refused record of its key")
                 continue
+            if not warm.has(record):
+                key = (record.topic, record.key)
+                if key in cold:
+                    delivery._later = True
+                    continue
+                cold.add(key)
             report = _Report(self, delivery, index)
             while not self._gap:
                 try:
@@ -259,6 +282,7 @@ class IdempotentSink:
                         timestamp=record.timestamp_ms,
                         headers=record.headers,
                     )
+                    delivery._flying += 1
                     break
                 except BufferError:
                     self._serve(0.1)
@@ -308,8 +332,37 @@ class _Report:
         self._delivery = delivery
         self._index = index
 
-    def __call__(self, error: KafkaError | None, _message: Message | None) -> None:
-        if error is None:
-            self._delivery._close(self._index)
-        else:
-            self._sink._failed(self._delivery, self._index, error)
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        delivery = self._delivery
+        delivery._flying -= 1
+        if error is not None:
+            self._sink._failed(delivery, self._index, error)
+            return
+        delivery._close(self._index)
+        if not self._sink._warm.has(delivery._records[self._index]):
+            self._sink._warm.add(delivery._records[self._index], message.partition())
+
+
+class _Warm:
+    """Where something of one producer is acknowledged."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._whole: set[str] = set()
+        self._partitions: dict[str, set[int | None]] = {}
+        self._keys: set[tuple[str, bytes]] = set()
+
+    def has(self, record: Record) -> bool:
+        """Whether the record's partition is known to be warm."""
+        return record.topic in self._whole or (record.topic, record.key) in self._keys
+
+    def add(self, record: Record, partition: int | None) -> None:
+        """The record was acknowledged."""
+        topic = record.topic
+        partitions = self._partitions.setdefault(topic, set())
+        partitions.add(partition)
+        if len(partitions) == self._topics.partitions(topic):
+            self._whole.add(topic)
+        if len(self._keys) >= _MOST_KEYS:
+            self._keys.clear()
+        self._keys.add((topic, record.key))

@@ -41,7 +41,7 @@ class Topics:
 
     def __init__(self, producer: Any) -> None:
         self._producer = producer
-        self._known: set[str] = set()
+        self._known: dict[str, int] = {}
         self._refused: dict[str, tuple[str, float]] = {}
 
     def refused(self, records: Sequence[Record]) -> dict[int, Refusal]:
@@ -58,9 +58,13 @@ class Topics:
                     result[index] = Refusal(reason, topic=True)
         return result
 
+    def partitions(self, topic: str) -> int:
+        """How many partitions the topic had when it was asked about; 0 where it was not."""
+        return self._known.get(topic, 0)
+
     def forget(self, topic: str) -> None:
         """Ask about the topic again before the next record."""
-        self._known.discard(topic)
+        self._known.pop(topic, None)
 
     def _ask(self, topic: str) -> str | None:
         reason, until = self._refused.get(topic, ("", 0.0))
@@ -70,11 +74,12 @@ class Topics:
         deadline = time.monotonic() + (0.0 if reason else _CREATION_S)
         while True:
             try:
-                error = self._producer.list_topics(topic, timeout=_ANSWER_S).topics[topic].error
+                found = self._producer.list_topics(topic, timeout=_ANSWER_S).topics[topic]
             except KafkaException:
                 return None  # the brokers' trouble, not the topic's
+            error = found.error
             if error is None or error.code() not in _FAULTS:
-                self._known.add(topic)
+                self._known[topic] = len(found.partitions)
                 self._refused.pop(topic, None)
                 return None
             permanent = error.code() not in (
