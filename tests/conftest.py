@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from dev.broker import Broker
 from dev.kafka import Kafka
 from dev.mariadb import MariaDB
 from dev.mysql import MySQL
 from dev.server import Server
+from tests.support.brokers import ProxiedKafka
 from tests.support.harness import Harness
 from tests.support.sql import Database
 
@@ -104,18 +104,10 @@ def kafka(servers_home: Path) -> Iterator[str]:
         yield broker.bootstrap
 
 
-class QuickKafka(Kafka):
-    """Takes group sessions of a second (Kafka's own least is six): a relay that was killed is
-    replaced soon."""
-
-    def settings(self, broker: Broker) -> dict[str, str]:
-        return {**super().settings(broker), "group.min.session.timeout.ms": "1000"}
-
-
 @pytest.fixture(scope="session")
-def quick_kafka(servers_home: Path) -> Iterator[Kafka]:
-    """A broker of the run's own that tests may pause, kill and start again."""
-    with QuickKafka(servers_home / "quick-kafka", die_with_parent=True) as broker:
+def quick_kafka(servers_home: Path) -> Iterator[ProxiedKafka]:
+    """A broker of the run's own that tests may pause, kill, start again and cut off."""
+    with ProxiedKafka(servers_home / "quick-kafka", die_with_parent=True) as broker:
         yield broker
 
 
