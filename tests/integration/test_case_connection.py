@@ -251,7 +251,7 @@ def test_a_half_open_connection_is_noticed(database: Database, harness: MakeHarn
 
         # Idle, for longer than the timeout: the heartbeats keep it.
         streams = len(relay.logged("streaming"))
-        time.sleep(7)
+        time.sleep(5)
         assert len(relay.logged("streaming")) == streams
         accepted = proxy.accepted
         expected.append(shop.ins("a", {"n": 4}))
@@ -335,11 +335,11 @@ def test_no_transaction_of_ours_stays_open(
         settings = {"DATABASE_URL": user.text}
         relay = shop.relay(**settings)
         loop = shop.spawn("compensate", "--loop", "--older-than", "0s", **settings)
-        watch(shop, str(user.url.username), 3, lambda: shop.ins("a"))
-        watch(shop, str(user.url.username), 3, lambda: None)
+        watch(shop, str(user.url.username), 2, lambda: shop.ins("a"))
+        watch(shop, str(user.url.username), 2, lambda: None)
         broker.pause()
         try:
-            watch(shop, str(user.url.username), 5, lambda: shop.ins("a"))
+            watch(shop, str(user.url.username), 4, lambda: shop.ins("a"))
         finally:
             broker.resume()
         shop.wait_all_sent()
