@@ -88,9 +88,12 @@ def test_every_row_of_a_statement_counts(
 # --- XA -------------------------------------------------------------------------------------------
 
 
-def test_nothing_of_an_xa_transaction_is_given_before_its_outcome(source: SourceUnderTest) -> None:
+def test_nothing_of_an_xa_transaction_is_given_before_its_outcome(
+    own_source: SourceUnderTest,
+) -> None:
     """The rows are logged at PREPARE; a reader that gives them out then has invented an event
     when the transaction is rolled back."""
+    source = own_source
     with source.session() as session:
         session.run("XA START 'gone'")
         session.ins("never")
