@@ -102,7 +102,7 @@ _BLOB_PREFIX: Final = {
     "longtext": 4, "longblob": 4, "json": 4,
 }  # fmt: skip
 
-_UTF8: Final = ("utf8mb4", "utf8mb3", "utf8", "ascii")
+_UTF8: Final = ("utf8mb4", "utf8mb3", "utf8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -388,9 +388,10 @@ def test_character_sets(database: Database) -> None:
                 size = 1 if ROWS >= 20_000 else 16
                 parts = [bytes(range(start, start + size)) for start in range(0, 256, size)]
                 values = ", ".join(
-                    f"('b{number}', 'bytes', _{charset} X'{part.hex()}',"
-                    f" 'MADE', _{charset} X'{part.hex()}', '2024-01-01')"
+                    f"('{name}{number}', 'bytes', {key}, 'MADE', _{charset} X'{part.hex()}',"
+                    " '2024-01-01')"
                     for number, part in enumerate(parts)
+                    for name, key in (("b", f"_{charset} X'{part.hex()}'"), ("p", "'k'"))
                 )
                 with database.connect(autocommit=True) as connection:
                     cursor = connection.cursor()

@@ -237,7 +237,7 @@ _CHARSETS = {8: "latin1", 28: "gbk", 46: "utf8mb4", 63: "binary", 97: "eucjpms"}
         (97, None, rows.READ_BACK, "character set eucjpms"),
         (999, None, rows.READ_BACK, "character set unknown"),
         (None, "utf8mb3", rows.TEXT, ""),
-        (None, "ascii", rows.TEXT, ""),
+        (None, "ascii", rows.TEXT_CODEC, "ascii"),
         (None, "koi8r", rows.TEXT_CODEC, "koi8_r"),
         (None, None, rows.TEXT, ""),
     ],
@@ -327,13 +327,15 @@ def test_character_sets_are_read_as_the_server_reads_them() -> None:
     assert bytes([0x80, 0x81, 0x8D, 0x8F, 0x90, 0x9D, 0xE9]).decode(latin1) == (
         "€\x81\x8d\x8f\x90\x9dé"
     )
-    for charset, text in (("greek", "€"), ("cp1256", "ہ"), ("sjis", "＼"), ("ucs2", "😥")):
+    for charset, text in (("greek", "€"), ("cp1256", "ہ"), ("big5", "十"), ("ucs2", "😥")):
         codec = codec_of(charset)
         assert codec == f"mysql_{charset}"
         with pytest.raises(UnicodeDecodeError, match="reads a character of it otherwise"):
             text.encode(codec).decode(codec)
     assert "Ελληνικά".encode("iso8859_7").decode("mysql_greek") == "Ελληνικά"
-    assert "次の".encode("shift_jis").decode("mysql_sjis") == "次の"
+    assert "次の＼\\".encode("shift_jis").decode("mysql_sjis") == "次の\\\\"
+    assert "ḿ\ue7c7".encode("gb18030").decode("mysql_gb18030") == "\ue7c7ḿ"
+    assert bytes([0xA1, 0xA2]).decode("mysql_greek") == "ʽʼ"
     for charset in ("eucjpms", "armscii8", "binary", "utf8mb4", "nothing"):
         assert codec_of(charset) is None
     with pytest.raises(LookupError):
