@@ -216,8 +216,11 @@ def _integer(buf: bytes, pos: i64, width: i64, signed: i64) -> int:
         byte: i64 = buf[pos + index]
         value = value << 8 | byte
         index -= 1
-    if signed and value >= 1 << (8 * width - 1):
-        value -= 1 << (8 * width)
+    if signed:
+        # A literal 1 would be shifted in C's 32-bit int: wrong for four bytes, once compiled.
+        one: i64 = 1
+        if value >= one << (8 * width - 1):
+            value -= one << (8 * width)
     return value
 
 
