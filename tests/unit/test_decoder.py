@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import zlib
+from typing import Any
 
 import pytest
 import zstandard
 
 from cdc_relay.binlog.decoder import FULL, NOTHING, PAYLOAD, REREAD, STATUS
 from cdc_relay.binlog.packets import open_payload
-from cdc_relay.binlog.rows import UnreadRow
+from cdc_relay.binlog.rows import INTEGER, Column, Layout, UnreadRow, decode_rows
 from cdc_relay.errors import DecodeError
 from cdc_relay.outbox import OutboxEvent
 from tests.support.binlog import SID, Log, images
@@ -724,3 +725,18 @@ def test_damaged_compressed_transactions(change: object, words: str) -> None:
 
     with pytest.raises(DecodeError, match=words):
         read()
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 8])
+def test_ids_of_every_width_and_sign(width: int, signed: bool) -> None:
+    bits = 8 * width
+    low, high = (-(1 << (bits - 1)), 1 << (bits - 1)) if signed else (0, 1 << bits)
+    layout = Layout(
+        [Column(width, slot=0, kind=INTEGER, argument=int(signed))], named=True, proved=True
+    )
+    for number in {low, low + 1, 0, 5, high // 2, high - 1}:
+        out: list[Any] = []
+        body = bytes([1, 1, 0]) + number.to_bytes(width, "little", signed=signed)
+        decode_rows(body, 0, len(body), layout, out)
+        assert out[0].id == number
