@@ -24,8 +24,10 @@ demo: venv  ## the whole path on real servers, with kills; ORDERS=118402 SEED=7 
 	@$(BIN)/python -m examples.shop.demo $(if $(ORDERS),--orders $(ORDERS)) \
 	    $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep)
 
+# The decoder's part runs first on the plain sources, then, with everything else, compiled.
 test: lint  ## check, then the whole suite on real MySQL, MariaDB and Kafka (started here)
 	@$(PYTHON) -m dev fetch
+	@CDC_RELAY_PURE=1 $(BIN)/python -m pytest -q tests/unit tests/integration/test_decoder_differential.py
 	@$(BIN)/python -m pytest --durations=15 $(ARGS)
 
 check: lint  ## under a minute: ruff, mypy, import contracts, unit tests
