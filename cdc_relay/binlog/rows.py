@@ -217,10 +217,9 @@ def _integer(buf: bytes, pos: i64, width: i64, signed: i64) -> int:
         value = value << 8 | byte
         index -= 1
     if signed:
-        # A literal 1 would be shifted in C's 32-bit int: wrong for four bytes, once compiled.
-        one: i64 = 1
-        if value >= one << (8 * width - 1):
-            value -= one << (8 * width)
+        # Never shift a constant: mypyc writes it as C's 32-bit int, also by way of a variable.
+        sign: i64 = value >> (8 * width - 1)
+        value -= sign << (8 * width)
     return value
 
 
