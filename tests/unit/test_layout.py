@@ -364,6 +364,20 @@ def test_a_text_that_the_server_reads_otherwise_is_read_back() -> None:
     )
 
 
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("signed", [False, True])
+def test_ids_of_every_width(width: int, signed: bool) -> None:
+    layout = Layout(
+        [Column(width, slot=0, kind=rows.INTEGER, argument=signed)], named=True, proved=True
+    )
+    top = 1 << 8 * width
+    for value in (0, 1, 2, 127, 128, top // 2 - 1, top // 2, top // 2 + 1, top - 2, top - 1):
+        data = value.to_bytes(width, "little")
+        found: list[OutboxEvent | UnreadRow] = []
+        decode_rows(b"\1\1\0" + data, 0, 3 + width, layout, found)
+        assert found[0].id == int.from_bytes(data, "little", signed=signed)
+
+
 # --- layouts --------------------------------------------------------------------------------------
 
 _TYPES = [8, 15, 15, 15, 15, 252, 252, 18]
