@@ -14,9 +14,9 @@ opaque value as ``"base64:type<N>:<data>"``.
 from __future__ import annotations
 
 from binascii import b2a_base64
-from json.encoder import encode_basestring as _quote
+from json.encoder import encode_basestring
 from math import isfinite
-from struct import unpack_from
+from struct import Struct
 from typing import Final
 
 from mypy_extensions import i64
@@ -50,10 +50,20 @@ _MAX_DEPTH: Final = 100
 
 _LITERALS: Final = ("null", "true", "false")
 
-# Documents of one outbox share their keys: quoted once, kept for the next row.
-_KEYS: Final[dict[bytes, str]] = {}
-_MAX_KEYS: Final = 10_000
-_MAX_KEY_LENGTH: Final = 64
+# Documents of one outbox share their keys: the text before each value, by the bytes that hold the
+# object's keys (their entries, then their names), is made once and kept.
+_OBJECTS: Final[dict[bytes, list[str]]] = {}
+_MAX_OBJECTS: Final = 1000
+_MAX_SHAPE: Final = 2048
+
+_NO_NAMES: Final[list[str]] = []
+
+# Hundredths as they follow the point: "0", "01", ... "1", ... "99".
+_CENTS: Final = [f"{n:02d}".rstrip("0") or "0" for n in range(100)]
+
+# Compiled code finds a Final of its own module without a look-up.
+_double_at: Final = Struct("<d").unpack_from
+_quote: Final = encode_basestring
 
 
 def json_text(buf: bytes, start: i64, end: i64) -> bytes:
@@ -69,7 +79,11 @@ def json_text(buf: bytes, start: i64, end: i64) -> bytes:
         _value(parts, buf, buf[start], start + 1, end, 0)
     except (IndexError, OverflowError) as error:
         raise ValueError(f"damaged JSON value: {error}") from None
-    return "".join(parts).encode()
+    text = "".join(parts)
+    result = text.encode("latin-1")
+    if not text.isascii():
+        result.decode()  # only looks whether it is UTF-8
+    return result
 
 
 def _value(parts: list[str], buf: bytes, kind: i64, pos: i64, end: i64, depth: i64) -> None:
@@ -87,14 +101,15 @@ def _value(parts: list[str], buf: bytes, kind: i64, pos: i64, end: i64, depth: i
                 raise ValueError("damaged JSON value: length of a string")
         if pos + length > end:
             raise ValueError("damaged JSON value: a string reaches beyond its end")
-        parts.append(_quote(buf[pos : pos + length].decode()))
+        # A character per byte: what has to be escaped is ASCII, the rest goes through as it is.
+        parts.append(_quote(buf[pos : pos + length].decode("latin-1")))
     elif kind <= _LARGE_ARRAY:
         _container(parts, buf, kind, pos, end, depth + 1)
     elif kind == _LITERAL:
         parts.append(_LITERALS[buf[pos]])
     elif kind == _DOUBLE:
         _bound(pos + 8, end)
-        parts.append(_double(unpack_from("<d", buf, pos)[0]))
+        parts.append(_double(_double_at(buf, pos)[0]))
     elif kind == _OPAQUE:
         _opaque(parts, buf, pos, end)
     else:
@@ -156,48 +171,83 @@ def _container(parts: list[str], buf: bytes, kind: i64, base: i64, end: i64, dep
         values += count * (width + 2)
     if stop > end or values + count * (width + 1) > stop:
         raise ValueError("damaged JSON value: a container reaches beyond its end")
-    parts.append("{" if is_object else "[")
+    if count == 0:
+        parts.append("{}" if is_object else "[]")
+        return
+    before = _before(buf, base, keys, count, large, stop) if is_object else _NO_NAMES
     most: i64 = len(parts) + 2 * size
     index: i64 = 0
     while index < count:
         if len(parts) > most:
             # Values lie apart from each other: damage that shares them would double at each level.
             raise ValueError("damaged JSON value: more values than bytes")
-        if index:
-            parts.append(", ")
         if is_object:
-            entry: i64 = keys + index * (width + 2)
-            key: i64 = base + (_u32(buf, entry) if large else _u16(buf, entry))
-            length: i64 = _u16(buf, entry + width)
-            _bound(key + length, stop)
-            parts.append(_key(buf[key : key + length]))
-        entry = values + index * (width + 1)
-        child: i64 = buf[entry]
-        # Values that fit into the offset's own bytes stand there.
-        if (
-            child == _LITERAL
-            or child == _INT16
-            or child == _UINT16
-            or (large and (child == _INT32 or child == _UINT32))
-        ):
-            _value(parts, buf, child, entry + 1, stop, depth)
+            parts.append(before[index])
         else:
-            offset: i64 = _u32(buf, entry + 1) if large else _u16(buf, entry + 1)
-            _bound(base + offset, stop)
-            _value(parts, buf, child, base + offset, stop, depth)
+            parts.append(", " if index else "[")
+        entry: i64 = values + index * (width + 1)
+        child: i64 = buf[entry]
+        a: i64 = buf[entry + 1]
+        b: i64 = buf[entry + 2]
+        low: i64 = a | b << 8
+        # Values that fit into the offset's own bytes stand there.
+        if child == _LITERAL:
+            parts.append(_LITERALS[a])
+        elif child == _INT16:
+            parts.append(str(low - 0x10000 if low >= 0x8000 else low))
+        elif child == _UINT16 or (large and (child == _INT32 or child == _UINT32)):
+            parts.append(str(_integer(buf, child, entry + 1, stop)))
+        else:
+            if large:
+                low = _u32(buf, entry + 1)
+            at: i64 = base + low
+            _bound(at + 1, stop)
+            length: i64 = buf[at]
+            if child == _STRING and length < 0x80 and at + length < stop:
+                parts.append(_quote(buf[at + 1 : at + 1 + length].decode("latin-1")))
+            else:
+                _value(parts, buf, child, at, stop, depth)
         index += 1
     parts.append("}" if is_object else "]")
 
 
-def _key(name: bytes) -> str:
-    text = _KEYS.get(name)
-    if text is None:
-        text = _quote(name.decode()) + ": "
-        if len(name) <= _MAX_KEY_LENGTH:
-            if len(_KEYS) >= _MAX_KEYS:
-                _KEYS.clear()
-            _KEYS[name] = text
-    return text
+def _before(buf: bytes, base: i64, keys: i64, count: i64, large: bool, stop: i64) -> list[str]:
+    """The text before each value of an object: brace or comma, the key, the colon."""
+    if large:
+        return _names(buf, base, keys, count, 4, base, stop)
+    values: i64 = keys + 4 * count
+    first: i64 = base + _u16(buf, keys)
+    last: i64 = base + _u16(buf, values - 4) + _u16(buf, values - 2)
+    if first > last or last > stop:
+        raise ValueError("damaged JSON value: keys that reach beyond its end")
+    if last - first + values - keys > _MAX_SHAPE:
+        return _names(buf, base, keys, count, 2, first, last)
+    shape = buf[keys:values] + buf[first:last]
+    found = _OBJECTS.get(shape)
+    if found is None or len(found) != count:
+        found = _names(buf, base, keys, count, 2, first, last)
+        if len(_OBJECTS) >= _MAX_OBJECTS:
+            _OBJECTS.clear()
+        _OBJECTS[shape] = found
+    return found
+
+
+def _names(
+    buf: bytes, base: i64, keys: i64, count: i64, width: i64, first: i64, last: i64
+) -> list[str]:
+    result: list[str] = []
+    comma = "{"
+    index: i64 = 0
+    while index < count:
+        entry: i64 = keys + index * (width + 2)
+        key: i64 = base + (_u16(buf, entry) if width == 2 else _u32(buf, entry))
+        length: i64 = _u16(buf, entry + width)
+        if key < first or key + length > last:
+            raise ValueError("damaged JSON value: a key that is not among the keys")
+        result.append(comma + _quote(buf[key : key + length].decode("latin-1")) + ": ")
+        comma = ", "
+        index += 1
+    return result
 
 
 def _double(value: float) -> str:
@@ -205,6 +255,14 @@ def _double(value: float) -> str:
     plain notation where the decimal point falls between 14 zeros before and 15 digits after
     (``my_gcvt``), ``.0`` appended to whole numbers."""
     magnitude = -value if value < 0 else value
+    if 0.1 <= magnitude < 1e12:
+        # Amounts of money. Division rounds correctly, so whole / 100 reads back as value; a
+        # decimal of 15 digits or less is the only one of that length that does.
+        whole: i64 = int(magnitude * 100.0 + 0.5)
+        if float(whole) / 100.0 == magnitude:
+            cents: i64 = whole % 100
+            sign = "-" if value < 0 else ""
+            return f"{sign}{whole // 100}.{_CENTS[cents]}"
     if 1e-4 <= magnitude < 1e15:
         return repr(value)
     if not isfinite(value):

@@ -40,6 +40,11 @@ Reader = Callable[[bytes, int, int], str]
 """Text of the value in ``buf[pos:pos + width]`` as SELECT prints it."""
 
 
+# As OutboxEvent._make does it, without its detour through Python.
+_new: Final = tuple.__new__
+_EVENT: Final = OutboxEvent
+
+
 class UnreadRow(NamedTuple):
     """A committed row that the log alone cannot give: only its key is known. It is read back by
     SELECT before it goes on, in its place in the stream."""
@@ -203,7 +208,7 @@ def _row(buf: bytes, pos: i64, end: i64, layout: Layout, out: list[OutboxEvent |
         for slot in range(1, 5):
             if values[slot] is None:
                 values[slot] = ""  # NULL in a column of an existing table: the router judges it
-        out.append(OutboxEvent._make(values))
+        out.append(_new(_EVENT, values))
     return pos
 
 
