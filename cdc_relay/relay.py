@@ -1,9 +1,9 @@
 """The relay: the loop that carries rows from the source to Kafka while this process owns the shard.
 
-Three threads. The reader decodes the binlog into batches (a bounded queue: when Kafka is slow, the
-reader stops reading). The relay's own thread takes what is waiting as one group, routes it and
-delivers it with the checkpoint behind it. The marker marks what was delivered. So a group is large
-when much is waiting and one row when the relay keeps up.
+Three threads. The reader decodes the binlog into batches (the hand-over is bounded: when Kafka is
+slow, the reader stops reading). The relay's own thread takes what is waiting as one group, routes
+it and delivers it with the checkpoint behind it. The marker marks what was delivered. So a group
+is large when much is waiting and one row when the relay keeps up.
 
 Who may have sent a row already (a sweep, a retry of a parked aggregate, the compensator) is asked
 of the table: up to the position ``doubtful_until`` a row of the stream goes out only if the table
@@ -12,11 +12,9 @@ still has it pending.
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
 
@@ -27,6 +25,7 @@ from cdc_relay.binlog.rows import UnreadRow
 from cdc_relay.binlog.stream import Batch
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkUnavailableError, SourceUnavailableError, UnroutableError
+from cdc_relay.handover import HandOver
 from cdc_relay.kafka.checkpoints import Checkpoint, fingerprint
 from cdc_relay.kafka.topics import Refusal
 from cdc_relay.marker import Marker
@@ -41,8 +40,11 @@ log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 _Item = tuple[OutboxEvent, Record]
 
-_QUEUED_BATCHES: Final = 16
-_GROUP_ROWS: Final = 5000
+# What may wait while a group is on its way, and so the size of the next one: a Kafka transaction
+# costs as much as some hundred rows.
+_GROUP_ROWS: Final = 2000
+_GROUP_BYTES: Final = 8 * 1024 * 1024
+_SWEEP_ROWS: Final = 5000
 _TICK_S: Final = 0.1
 _PROGRESS_PAUSE_S: Final = 10.0
 _LEARN_PAUSE_S: Final = 5.0
@@ -141,8 +143,7 @@ class Relay:
         self._tick = tick
         self._next_tick = 0.0
         self._next_learn = 0.0
-        self._batches: queue.Queue[Batch | BaseException] = queue.Queue(_QUEUED_BATCHES)
-        self._reading = threading.Event()
+        self._hand_over = HandOver(min(settings.queue_rows, _GROUP_ROWS), _GROUP_BYTES)
         self._marks = settings.mark != "none"
         self._most_owed = min(settings.queue_rows, _MOST_OWED)
         self._marker = Marker(store)
@@ -180,11 +181,8 @@ class Relay:
             if not orderly and isinstance(error, SinkUnavailableError):
                 raise
         finally:
-            self._reading.set()
+            self._hand_over.close()
             self._source.stop()
-            with suppress(queue.Empty):
-                while True:  # room for the reader's last batch, so that it sees the end
-                    self._batches.get_nowait()
             self._finish(time.monotonic() + self._settings.stop_grace, orderly)
             if reader is not None:
                 reader.join(timeout=5)
@@ -194,14 +192,10 @@ class Relay:
     def _read(self) -> None:
         try:
             for batch in self._source.batches(self._checkpoint.position):
-                while not self._reading.is_set():
-                    try:
-                        self._batches.put(batch, timeout=0.5)
-                        break
-                    except queue.Full:
-                        continue
+                if not self._hand_over.put(batch):
+                    return
         except BaseException as error:
-            self._batches.put(error)
+            self._hand_over.fail(error)
 
     # --- the loop --------------------------------------------------------------------------------
 
@@ -232,27 +226,11 @@ class Relay:
                 raise self._marker.error
 
     def _gather(self) -> list[Batch]:
-        """Everything that waits, up to a bound; waits a little when nothing does."""
+        """Everything that waits; waits a little when nothing does."""
         if self._marker.owed_count >= self._most_owed:
             time.sleep(0.01)
             return []
-        group: list[Batch] = []
-        rows = 0
-        try:
-            item = self._batches.get(timeout=_TICK_S / 2)
-            while True:
-                if isinstance(item, BaseException):
-                    if group:
-                        self._batches.put(item)  # first what was read before it
-                        return group
-                    raise item
-                group.append(item)
-                rows += len(item.rows)
-                if rows >= _GROUP_ROWS:
-                    return group
-                item = self._batches.get_nowait()
-        except queue.Empty:
-            return group
+        return self._hand_over.take(_TICK_S / 2)
 
     def _carry(self, group: Sequence[Batch]) -> None:
         rows = [row for batch in group for row in batch.rows]
@@ -424,7 +402,7 @@ class Relay:
         stream asks the table. A crash begins the sweep again with what is still pending.
         """
         log.warning("sweeping the pending rows of the table", anchor=self._checkpoint.anchor)
-        scan = self._store.scan(0, _GROUP_ROWS)
+        scan = self._store.scan(0, _SWEEP_ROWS)
         batches = iter(scan)
         while True:
             self._keep_up()

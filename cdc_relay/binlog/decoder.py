@@ -113,6 +113,7 @@ REREAD: Final = 5  # a transaction too large to hold: read it again, now that it
 # Rows of one open transaction are held up to this many bytes of the log.
 _HOLD_BYTES: Final = 16 * 1024 * 1024
 
+_crc32: Final = zlib.crc32
 _XID_TEXT: Final = re.compile(rb"X'([0-9A-Fa-f]*)',\s*X'([0-9A-Fa-f]*)',\s*(\d+)")
 _FILE_NAME: Final = re.compile(r"[^\0]+\.\d+")
 _DDL: Final = (b"CREATE", b"ALTER", b"DROP", b"RENAME", b"TRUNCATE")
@@ -198,6 +199,8 @@ class Decoder:
         self.commit_offset: i64 = 0
         self.commit_time: i64 = 0
         self.rows: list[OutboxEvent | UnreadRow] = []
+        self.size: i64 = 0
+        """Bytes that ``rows`` take in the log."""
         self.commits: i64 = 0
         self.stopped: i64 = NOTHING
         self.events: i64 = 0
@@ -227,6 +230,7 @@ class Decoder:
         """Return the committed rows and start a new list."""
         rows = self.rows
         self.rows = []
+        self.size = 0
         self.moved = False
         return rows
 
@@ -388,7 +392,7 @@ class Decoder:
     def _verify(self, buf: bytes, start: i64, end: i64) -> None:
         """Raise for a damaged event. Called for each that decides something; those that are passed
         over are not looked at."""
-        if self._checksum and not self._in_payload and zlib.crc32(buf[start:end]) != _u32(buf, end):
+        if self._checksum and not self._in_payload and _crc32(buf[start:end]) != _u32(buf, end):
             raise ValueError("the checksum does not match: the event is damaged")
 
     # --- rows ----------------------------------------------------------------------------------
@@ -436,7 +440,6 @@ class Decoder:
         """The open transaction holds more than memory should: give its rows out if it is known to
         be committed, keep only keys if its outcome comes later (XA), else drop them and read the
         transaction again after its end."""
-        self._held = 0
         if self._known:
             self._give()
             self.stopped = FULL
@@ -448,6 +451,7 @@ class Decoder:
         else:
             self._overflow = True
             self._open = []
+        self._held = 0
 
     def _give(self) -> None:
         """Give out the open rows of a transaction that is known to be committed."""
@@ -457,6 +461,7 @@ class Decoder:
                 self.rows.append(row)
             number += 1
         self.given = number
+        self.size += self._held
         self._open = []
 
     def _is_dropped(self, number: i64) -> bool:
@@ -499,6 +504,7 @@ class Decoder:
             self._give()
         elif self._open:
             self.rows += self._open
+            self.size += self._held
             self._open = []
         self._boundary()
 

@@ -58,6 +58,8 @@ _COM_BINLOG_DUMP: Final = 0x12
 _COM_BINLOG_DUMP_GTID: Final = 0x1E
 _THROUGH_GTID: Final = 0x04
 _READ_SIZE: Final = 256 * 1024
+_TLS_RECORD: Final = 16 * 1024
+_TLS_READ_SIZE: Final = 128 * 1024
 _MAX_32_BITS: Final = 0xFFFFFFFF
 
 # Server errors that end a dump and mean that the position is gone, not the server (error 1236,
@@ -91,6 +93,8 @@ class Batch:
     position: Position
     commit_time: int
     """Commit time of the last transaction, microseconds since 1970."""
+    size: int = 0
+    """Bytes that the rows take in the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,11 +431,12 @@ class BinlogSource:
             for notice, count in decoder.notices.items():
                 _report(notice, int(count), decoder.where())
             decoder.notices.clear()
+        size = int(decoder.size)
         rows = decoder.take()
         position = self._position(decoder, base)
         if decoder.given:
             position = position.inside(decoder.open_group(), int(decoder.given))
-        return Batch(rows, position, decoder.time())
+        return Batch(rows, position, decoder.time(), size)
 
     @staticmethod
     def _position(decoder: Decoder, base: Position) -> Position:
@@ -440,8 +445,11 @@ class BinlogSource:
         return position.with_prepared(decoder.prepared)
 
     def _receive(self, sock: socket.socket) -> bytes:
+        """What has come, at least one byte; waits for it. TLS gives one record (16 KiB) at a
+        time: what else has come by now is taken too, so that a backlog is not handed on in
+        crumbs."""
         try:
-            chunk = sock.recv(_READ_SIZE)
+            chunk = sock.recv(_TLS_RECORD if isinstance(sock, ssl.SSLSocket) else _READ_SIZE)
         except TimeoutError:
             raise SourceUnavailableError(
                 f"nothing was heard for {self._read_timeout:g} s (heartbeats come every "
@@ -452,7 +460,21 @@ class BinlogSource:
         if not chunk:
             raise SourceUnavailableError("the server closed the connection")
         self.last_packet = time.monotonic()
-        return chunk
+        if not isinstance(sock, ssl.SSLSocket):
+            return chunk
+        parts = [chunk]
+        size = len(chunk)
+        sock.settimeout(0)
+        try:
+            while chunk and size < _TLS_READ_SIZE:
+                chunk = sock.recv(_TLS_RECORD)
+                parts.append(chunk)
+                size += len(chunk)
+        except OSError:
+            pass  # nothing more for now; a broken connection shows again at the next wait
+        finally:
+            sock.settimeout(self._read_timeout)
+        return b"".join(parts)
 
     def _status(self, packet: bytes) -> NoReturn:
         if packet[0] == 0xFE:
