@@ -14,7 +14,7 @@ HOT := $(addprefix cdc_relay/binlog/,jsonb.py values.py rows.py decoder.py)
 # What ruff looks at; mypy's list is in pyproject.toml.
 CODE := .
 
-.PHONY: help venv up down demo test check lint bench docs fmt python
+.PHONY: help venv up down demo test chaos check lint bench docs fmt python
 
 help:  ## list the targets
 	@echo "cdc-relay: make TARGET"
@@ -29,6 +29,10 @@ test: lint  ## check, then the whole suite on real MySQL, MariaDB and Kafka (sta
 	@$(PYTHON) -m dev fetch
 	@CDC_RELAY_PURE=1 $(BIN)/python -m pytest -q tests/unit tests/integration/test_decoder_differential.py
 	@$(BIN)/python -m pytest --durations=15 $(ARGS)
+
+chaos: venv  ## seeded faults on real servers, and the account; SEEDS=1..100
+	@$(PYTHON) -m dev fetch
+	@$(BIN)/python -m tests.chaos $(or $(SEEDS),1..10) $(ARGS)
 
 check: lint  ## under a minute: ruff, mypy, import contracts, unit tests
 	@$(BIN)/python -m pytest -q tests/unit $(ARGS)

@@ -20,6 +20,7 @@ from dev.mysql import MySQL
 from dev.server import Server
 from tests.support.brokers import ProxiedKafka
 from tests.support.harness import Harness
+from tests.support.servers import BareMySQL
 from tests.support.sql import Database
 
 
@@ -48,18 +49,6 @@ def mariadb_url(servers_home: Path) -> Iterator[str]:
         return
     with MariaDB(servers_home / "mariadb", die_with_parent=True) as server:
         yield server.url()
-
-
-class BareMySQL(MySQL):
-    """No GTIDs (the default until 8.4; 9.x has them on): positions are file and offset."""
-
-    def flags(self) -> list[str]:
-        return [
-            "--mysqlx=OFF",
-            "--local-infile=ON",
-            "--gtid-mode=OFF",
-            "--enforce-gtid-consistency=OFF",
-        ]
 
 
 @pytest.fixture(scope="session")

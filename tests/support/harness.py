@@ -229,7 +229,11 @@ class Harness:
 
     def topics(self) -> set[str]:
         """The aggregate types that have a topic."""
-        found = AdminClient({"bootstrap.servers": self.kafka}).list_topics(timeout=15).topics
+        found = (
+            AdminClient({"bootstrap.servers": self.kafka, "log_level": 4})
+            .list_topics(timeout=15)
+            .topics
+        )
         prefix = self.topic_prefix
         return {name.removeprefix(prefix) for name in found if name.startswith(prefix)}
 
@@ -242,7 +246,7 @@ def create_topic(
     bootstrap: str, topic: str, partitions: int, config: Mapping[str, str] | None = None
 ) -> None:
     """Create a topic and wait until it is there."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 4})
     new = NewTopic(topic, num_partitions=partitions, config=dict(config or {}))
     admin.create_topics([new], operation_timeout=15)[topic].result(timeout=20)
 

@@ -1,0 +1,1 @@
+"""Seeded faults against real servers, and the account of what arrived: ``make chaos``."""
