@@ -25,6 +25,9 @@ def base_config(settings: Settings, client_id: str) -> dict[str, Any]:
         "client.id": client_id,
         "logger": _logger,
         "log.connection.close": False,
+        # librdkafka's own are 60 s until a dumb connection is noticed and 10 s until the next try.
+        "socket.timeout.ms": int(min(10.0, settings.transaction_timeout) * 1000),
+        "reconnect.backoff.max.ms": 1000,
         **settings.kafka,
         "bootstrap.servers": settings.kafka_bootstrap,
     }

@@ -8,6 +8,7 @@ here: the assigned partition is paused, only the assignment counts.
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final
 
 import structlog
@@ -15,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from cdc_relay.config import Settings
-from cdc_relay.errors import SinkError
+from cdc_relay.errors import SinkError, SinkUnavailableError
 from cdc_relay.kafka.checkpoints import topic_name
 from cdc_relay.kafka.client import base_config, create, sink_error
 
@@ -63,11 +64,15 @@ class Membership:
         """Joins in the background; ``poll`` brings the assignment."""
         self._settings = settings
         self._topic = topic_name(settings.name)
+        self._owned: frozenset[int] = frozenset()
+        self._answers: list[KafkaError | None] = []
+        self._was_let_in = False
         session_ms = int(settings.session_timeout * 1000)
         self._consumer: Any = create(
             Consumer,
             {
                 **base_config(settings, f"cdc-relay-{settings.name}-member"),
+                "on_commit": self._committed,
                 "group.id": group_name(settings.name),
                 "session.timeout.ms": session_ms,
                 # The others learn by their next heartbeat that a member is gone.
@@ -81,7 +86,6 @@ class Membership:
                 "queued.max.messages.kbytes": 64,
             },
         )
-        self._owned: frozenset[int] = frozenset()
         self._consumer.subscribe(
             [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
         )
@@ -93,7 +97,8 @@ class Membership:
 
     def poll(self, timeout: float) -> None:
         """Take part in the group for up to ``timeout`` seconds. Raises ``SinkError`` for a group
-        that cannot be joined (no grant, ...); a broker that is away is waited for."""
+        that lets nobody in (no grant, wrong password, ...); a broker that is away is waited for,
+        and so is one that did let this member in before."""
         message = self._consumer.poll(timeout)
         if message is None or message.error() is None:
             return
@@ -102,8 +107,12 @@ class Membership:
             error, self._settings, f"cannot join the group {group_name(self._settings.name)}"
         )
         if type(known) is SinkError:
-            raise known
-        log.debug("group", reason=str(known))
+            # What worked may work again: a token being renewed, a broker that is starting.
+            if not self._was_let_in:
+                raise known
+            log.warning("waiting for Kafka", reason=str(known))
+        else:
+            log.debug("group", reason=str(known))
 
     def metadata(self) -> Any:
         """The member's generation, for ``send_offsets_to_transaction``."""
@@ -117,15 +126,26 @@ class Membership:
     def confirmed(self, shard: int) -> bool:
         """Whether the broker agrees that this member owns ``shard`` now. A member that was paused
         or cut off learns here that it was replaced, before it fences its successor."""
+        doing = "cannot confirm the ownership"
         if shard not in self._owned:
             return False
+        self._answers.clear()
         try:
-            self._consumer.commit(offsets=self.offsets(shard), asynchronous=False)
+            self._consumer.commit(offsets=self.offsets(shard), asynchronous=True)
         except KafkaException as error:
-            if error.args[0].code() in _OUTDATED:
-                return False
-            raise sink_error(error, self._settings, "cannot confirm the ownership") from None
-        return shard in self._owned
+            self._answers.append(error.args[0])
+        deadline = time.monotonic() + _CONFIRM_TIMEOUT_S
+        while shard in self._owned and not self._answers:
+            self.poll(0.01)
+            if time.monotonic() > deadline:
+                raise SinkUnavailableError(f"{doing}: no answer from Kafka")
+        for answer in self._answers:
+            if answer is not None and answer.code() not in _OUTDATED:
+                raise sink_error(answer, self._settings, doing)
+        return shard in self._owned and self._answers == [None]
+
+    def _committed(self, error: KafkaError | None, _partitions: list[Any]) -> None:
+        self._answers.append(error)
 
     def close(self) -> None:
         """Leave the group: another member takes over at once."""
@@ -134,6 +154,7 @@ class Membership:
     def _assigned(self, consumer: Any, partitions: list[Any]) -> None:
         consumer.incremental_assign(partitions)
         consumer.pause(partitions)
+        self._was_let_in = True
         self._owned |= {partition.partition for partition in partitions}
 
     def _revoked(self, consumer: Any, partitions: list[Any]) -> None:

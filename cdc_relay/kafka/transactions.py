@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from cdc_relay import faults
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, SinkUnavailableError
+from cdc_relay.kafka.calls import Calls
 from cdc_relay.kafka.client import create, sink_error, text
 from cdc_relay.kafka.membership import Membership
 from cdc_relay.kafka.portions import Portions
@@ -28,7 +29,9 @@ from cdc_relay.router import Record
 log = structlog.get_logger(__name__)
 
 # Between two looks at whether to go on, while the brokers are waited for.
-_LOOK_S: Final = 1.0
+_LOOK_S: Final = 0.2
+# After this the library is asked again.
+_CALL_S: Final = 4.0
 
 
 class TransactionalSink:
@@ -49,8 +52,8 @@ class TransactionalSink:
         membership: Membership,
         going_on: Callable[[], bool],
     ) -> None:
-        """Waits for the brokers while ``going_on``. Raises ``SinkUnavailableError`` when it turned
-        false, ``SinkError`` when the producer is refused."""
+        """Waits for the brokers while ``going_on``, not for ever. Raises ``SinkUnavailableError``
+        when the wait is over, ``SinkError`` when the producer is refused."""
         self._settings = settings
         self._membership = membership
         self._shard = shard
@@ -59,6 +62,8 @@ class TransactionalSink:
         self.acknowledged: Set[int] = frozenset()
         """A transaction that is not committed is not there: always empty."""
         timeout_ms = int(settings.transaction_timeout * 1000)
+        self._calls = Calls("transactions")
+        self._give_up_at = 0.0
         self._producer: Any = create(
             Producer,
             {
@@ -73,13 +78,22 @@ class TransactionalSink:
         )
         self._topics = Topics(self._producer)
         self._portions = Portions()
+        try:
+            self._init(going_on)
+        except BaseException:
+            self._calls.close()
+            raise
+
+    def _init(self, going_on: Callable[[], bool]) -> None:
+        give_up_at = time.monotonic() + self._settings.transaction_timeout
         while True:
             try:
                 self._producer.poll(0)  # brings the login's token, where there is one
-                self._producer.init_transactions(_LOOK_S)
+                self._producer.init_transactions(1.0)
                 return
             except KafkaException as error:
-                if not error.args[0].retriable() or not going_on():
+                stopped = not going_on() or time.monotonic() > give_up_at
+                if not error.args[0].retriable() or stopped:
                     raise sink_error(error, self._settings, "cannot start transactions") from None
                 log.warning("waiting for Kafka", reason=text(error))
 
@@ -104,6 +118,7 @@ class TransactionalSink:
         while True:
             portion = (0, 0)
             self._refused.clear()
+            self._give_up_at = time.monotonic() + self._settings.transaction_timeout
             try:
                 self._producer.begin_transaction()
                 faults.point("begun")
@@ -143,74 +158,86 @@ class TransactionalSink:
     ) -> dict[int, Refusal]:
         """Queue a portion; the result is what the client library itself refuses."""
         refused: dict[int, Refusal] = {}
-        produce, report = self._producer.produce, self._report
         for index in range(start, stop):
-            record = records[index]
-            while True:
-                try:
-                    produce(
-                        record.topic,
-                        record.value,
-                        record.key,
-                        record.partition,
-                        report,
-                        timestamp=record.timestamp_ms,
-                        headers=record.headers,
-                    )
-                    break
-                except BufferError:
-                    self._producer.poll(0.1)
-                    if not going_on():
-                        raise SinkUnavailableError("stopped while the queue is full") from None
-                except KafkaException as error:
-                    if error.args[0].code() not in RECORD_FAULTS:
-                        raise
-                    refused[index] = Refusal(text(error))
-                    break
+            try:
+                self._queue(records[index], going_on)
+            except KafkaException as error:
+                if error.args[0].code() not in RECORD_FAULTS:
+                    raise
+                refused[index] = Refusal(text(error))
         return refused
+
+    def _queue(self, record: Record, going_on: Callable[[], bool]) -> None:
+        """Queue one record, when there is room for it."""
+        while True:
+            try:
+                self._producer.produce(
+                    record.topic,
+                    record.value,
+                    record.key,
+                    record.partition,
+                    self._report,
+                    timestamp=record.timestamp_ms,
+                    headers=record.headers,
+                )
+                return
+            except BufferError:
+                self._producer.poll(0.1)
+                self._look(going_on, "stopped while the queue is full")
 
     def _acknowledge(self, going_on: Callable[[], bool]) -> None:
         """Wait until everything queued is acknowledged or refused."""
         while self._producer.flush(_LOOK_S):
-            if not going_on():
-                raise SinkUnavailableError("stopped while the brokers do not answer")
+            self._look(going_on, "stopped while the brokers do not answer")
 
     def _commit(self, checkpoint: Record | None, going_on: Callable[[], bool]) -> None:
         if checkpoint is not None:
-            self._producer.produce(
-                checkpoint.topic,
-                checkpoint.value,
-                checkpoint.key,
-                checkpoint.partition,
-                self._report,
-            )
-        self._producer.send_offsets_to_transaction(
-            self._membership.offsets(self._shard), self._membership.metadata()
+            self._queue(checkpoint, going_on)
+        offsets, member = self._membership.offsets(self._shard), self._membership.metadata()
+        producer = self._producer
+        self._insist(
+            lambda: producer.send_offsets_to_transaction(offsets, member, _CALL_S), going_on
         )
         faults.point("committing")
+        # The outcome is open until the coordinator has answered.
+        self._insist(lambda: producer.commit_transaction(_CALL_S), going_on)
+
+    def _insist(self, call: Callable[[], None], going_on: Callable[[], bool]) -> None:
+        """Call again while the library says that its wait may be resumed. A call that overruns its
+        own timeout hangs, and its producer is given up."""
+        overrun = 0.0
+
+        def look() -> None:
+            self._look(going_on, "stopped while the outcome of a transaction is open")
+            if time.monotonic() > overrun:
+                raise FencedError("a call of the Kafka client library does not return")
+
         while True:
+            overrun = time.monotonic() + _CALL_S + 1.0
             try:
-                self._producer.commit_transaction(_LOOK_S)
-                return
+                return self._calls.make(call, look, _LOOK_S)
             except KafkaException as error:
-                # The outcome is open until the coordinator has answered: ask again.
                 if not error.args[0].retriable():
                     raise
-            if not going_on():
-                raise SinkUnavailableError("stopped while the outcome of a transaction is open")
+                log.warning("waiting for Kafka", reason=text(error))
+                look()
+
+    def _look(self, going_on: Callable[[], bool], stopped: str) -> None:
+        """Between two waits. When the coordinator must have ended the transaction by itself, the
+        producer is given up: the next term asks for the outcome."""
+        if not going_on():
+            raise SinkUnavailableError(stopped)
+        if time.monotonic() > self._give_up_at:
+            limit = self._settings.transaction_timeout
+            raise FencedError(f"the Kafka producer did not end its transaction within {limit:g} s")
 
     def _abort(self, going_on: Callable[[], bool]) -> None:
-        while True:
-            try:
-                self._producer.abort_transaction(_LOOK_S)
-                return
-            except KafkaException as error:
-                inner = error.args[0]
-                if inner.fatal() or not inner.retriable():
-                    raise FencedError(f"the Kafka producer cannot go on: {text(error)}") from None
-                if not going_on():
-                    raise SinkUnavailableError(text(error)) from None
-                log.warning("waiting for Kafka", reason=text(error))
+        producer = self._producer
+        self._give_up_at = time.monotonic() + self._settings.transaction_timeout
+        try:
+            self._insist(lambda: producer.abort_transaction(_CALL_S), going_on)
+        except KafkaException as error:
+            raise FencedError(f"the Kafka producer cannot go on: {text(error)}") from None
 
     def _report(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and (error.code() in RECORD_FAULTS or error.code() in TOPIC_FAULTS):
@@ -257,6 +284,9 @@ class TransactionalSink:
 
     def close(self, timeout: float) -> None:
         """Give up what is queued; nothing of an open transaction is seen by anybody."""
+        self._calls.close()
+        if not self._calls.idle(min(timeout, 1.0)):
+            return  # it hangs: left behind with its thread, and fenced by the next producer
         with suppress(Exception):  # a fenced producer answers every call with its fatal error
             self._producer.purge()
             self._producer.flush(min(timeout, 1.0))
