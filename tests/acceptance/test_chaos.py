@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dev.database import Database as Server
-from tests.chaos.plan import make
+from tests.chaos.plan import Fault, Plan, make
 from tests.chaos.run import Run
 from tests.chaos.stage import Stage
 from tests.support.brokers import ProxiedKafka
@@ -30,4 +30,35 @@ def test_nothing_is_lost_invented_or_reordered(
         account = Run(plan, stage, tmp_path).play()
     schedule = (tmp_path / "schedule.log").read_text()
     assert account.events > 300, schedule
+    assert not account.faults, schedule
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("mark", ["delete", "none"])
+def test_kill_9_whatever_the_marks(
+    delivery: str, mark: str, own_mysql: Server, quick_kafka: ProxiedKafka, tmp_path: Path
+) -> None:
+    times = enumerate((1.5, 2.2, 4.0, 6.5), 1)
+    plan = Plan(
+        seed=0,
+        server="mysql",
+        delivery=delivery,
+        mark=mark,
+        relays=1,
+        on_dead="block",
+        max_tries=10,
+        batch_rows=500,
+        queue_rows=2000,
+        session_timeout=1.0,
+        hidden=False,
+        unsendable=False,
+        narrow=False,
+        late_topic=0.0,
+        faults=tuple(Fault(number, "relay-kill", at, 0.1) for number, at in times),
+        seconds=7.0,
+    )
+    with Stage({"mysql": lambda: own_mysql}, lambda: quick_kafka) as stage:
+        account = Run(plan, stage, tmp_path).play()
+    schedule = (tmp_path / "schedule.log").read_text()
+    assert account.events > 200, schedule
     assert not account.faults, schedule

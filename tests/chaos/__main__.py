@@ -40,6 +40,7 @@ def main() -> int:
         for plan in made:
             print(f"seed {plan.seed}: {plan}", *plan.faults, sep="\n  ")
         return 0
+    os.environ["PYTHONFAULTHANDLER"] = "1"  # a stuck relay is ended by SIGABRT
     home = (options.home or Path(tempfile.mkdtemp(prefix="cdc-relay-chaos-"))).resolve()
     return run(made, home, keep=options.keep, faults=options.faults)
 

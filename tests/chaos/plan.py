@@ -91,6 +91,8 @@ class Plan:
     late_topic: float
     """When the topic of one aggregate type is created; past the end: when all is healed."""
     faults: tuple[Fault, ...]
+    seconds: float = SECONDS
+    """How long the services write, and faults happen."""
 
     def __str__(self) -> str:
         return (

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from signal import SIGCONT, SIGSTOP, SIGTERM
+from signal import SIGABRT, SIGCONT, SIGSTOP, SIGTERM
 from subprocess import TimeoutExpired
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from tests.chaos import checker, swap
-from tests.chaos.plan import SECONDS, Fault, Plan
+from tests.chaos.plan import Fault, Plan
 from tests.chaos.stage import Stage
 from tests.chaos.writers import HIDDEN, INVOICE, KINDS, LATE, NARROW, NARROW_BYTES, ORDER, Writers
 from tests.support.harness import Harness, Process
@@ -118,14 +118,14 @@ class Run:
             if end is not None:
                 what = f"#{fault.number} {fault.name} ends"
                 steps.append((fault.at + fault.lasts, what, self._bound(f"_end_{name}", fault)))
-        if 0 < self.plan.late_topic < SECONDS:
+        if 0 < self.plan.late_topic < self.plan.seconds:
             steps.append((self.plan.late_topic, "late topic created", self._create_late))
         started = time.monotonic()
         for at, what, step in sorted(steps, key=lambda item: item[0]):
             time.sleep(max(0.0, started + at - time.monotonic()))
             self._say(what)
             step()
-        time.sleep(max(0.0, started + SECONDS - time.monotonic()))
+        time.sleep(max(0.0, started + self.plan.seconds - time.monotonic()))
 
     def _bound(self, name: str, fault: Fault) -> Callable[[], object]:
         method: Callable[[Fault], object] = getattr(self, name)
@@ -343,6 +343,9 @@ class Run:
         except AssertionError:
             self._say(f"STUCK: the relay has not finished {_DRAIN_S:g} s after all was healed")
             stuck = 1
+            with suppress(TimeoutExpired):
+                self._relays[0].signal(SIGABRT)  # its threads' stacks go to its log
+                self._relays[0].wait(5)
             self._relays[0].kill()
             self._start_relay(0)
             with suppress(AssertionError):
@@ -371,6 +374,7 @@ class Run:
         """Wait until nothing is pending but what may be. Without marks the table does not tell:
         ``--until-current`` does, afterwards."""
         if self.plan.mark == "none":
+            self._shop.until(lambda: '"streaming"' in self._relays[0].text(), _DRAIN_S)
             return
         deadline = time.monotonic() + _DRAIN_S
         release = self.plan.on_dead == "release" and self.plan.max_tries == 1
