@@ -54,6 +54,8 @@ class Account:
     """Rows that no broker takes and that are not parked."""
     stuck: int = 0
     """Relays that did not finish the work in time when all was healed."""
+    crashes: int = 0
+    """Relays that ended by themselves, other than because database or brokers were away."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -67,6 +69,7 @@ class Account:
             + self.unmarked
             + self.unparked
             + self.stuck
+            + self.crashes
         )
 
     def note(self, line: str) -> None:
@@ -199,7 +202,7 @@ def _compare_contents(
             same = same and value == row.payload and message.headers == row.headers
             same = same and message.timestamp_ms == row.timestamp_ms
         elif value is None or payload is None:  # the row is gone: what was written is known
-            same = same and value is payload
+            same = same and (value is None) == (payload is None)
         else:
             same = same and json.loads(value) == json.loads(payload)
         if not same:

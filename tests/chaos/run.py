@@ -19,6 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigResource,
 )
 
+from cdc_relay.errors import SinkError, SourceError
 from tests.chaos import checker, swap
 from tests.chaos.plan import Fault, Plan
 from tests.chaos.stage import Stage
@@ -46,6 +47,8 @@ class Run:
         self._passes: list[set[str]] = []
         self._threads: list[threading.Thread] = []
         self._has_late = False
+        self._down: set[int] = set()
+        self._crashes = 0
 
     def play(self) -> checker.Account:
         """Run it and return the account."""
@@ -122,16 +125,35 @@ class Run:
             steps.append((self.plan.late_topic, "late topic created", self._create_late))
         started = time.monotonic()
         for at, what, step in sorted(steps, key=lambda item: item[0]):
-            time.sleep(max(0.0, started + at - time.monotonic()))
+            self._supervise(started + at)
             self._say(what)
             step()
-        time.sleep(max(0.0, started + self.plan.seconds - time.monotonic()))
+        self._supervise(started + self.plan.seconds)
+
+    def _supervise(self, until: float) -> None:
+        """Start relays again that have ended by themselves, as whatever runs them would."""
+        while True:
+            for number, process in self._relays.items():
+                if number not in self._down and not process.running:
+                    self._ended_by_itself(process)
+                    self._start_relay(number)
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(left, 0.5))
+
+    def _ended_by_itself(self, process: Process) -> None:
+        code = process.wait(1)
+        self._say(f"a relay has ended by itself with {code}: {process.log}")
+        if code not in (SourceError.exit_code, SinkError.exit_code):
+            self._crashes += 1
 
     def _bound(self, name: str, fault: Fault) -> Callable[[], object]:
         method: Callable[[Fault], object] = getattr(self, name)
         return lambda: method(fault)
 
     def _start_relay(self, number: int) -> None:
+        self._down.discard(number)
         self._relays[number] = self._shop.spawn("start")
 
     def _relay(self, fault: Fault) -> tuple[int, Process]:
@@ -139,13 +161,16 @@ class Run:
         return number, self._relays[number]
 
     def _begin_relay_kill(self, fault: Fault) -> None:
-        self._relay(fault)[1].kill()
+        number, process = self._relay(fault)
+        self._down.add(number)
+        process.kill()
 
     def _end_relay_kill(self, fault: Fault) -> None:
         self._start_relay(self._relay(fault)[0])
 
     def _begin_relay_stop(self, fault: Fault) -> None:
-        process = self._relay(fault)[1]
+        number, process = self._relay(fault)
+        self._down.add(number)
         if process.running:
             process.signal(SIGTERM)
 
@@ -269,8 +294,7 @@ class Run:
 
     def _begin_logs_purged(self, _: Fault) -> None:
         """While no relay reads: a server keeps what a replica is reading."""
-        for process in self._relays.values():
-            process.kill()
+        self._kill_relays()
 
     def _end_logs_purged(self, _: Fault) -> None:
         self._try("FLUSH BINARY LOGS")
@@ -281,18 +305,21 @@ class Run:
 
     def _begin_logs_reset(self, fault: Fault) -> None:
         if fault.which % 4:  # else under the eyes of the relay
-            for process in self._relays.values():
-                process.kill()
+            self._kill_relays()
 
     def _end_logs_reset(self, fault: Fault) -> None:
         mysql = self.plan.server != "mariadb"
         self._try("RESET BINARY LOGS AND GTIDS" if mysql else "RESET MASTER")
         self._restart_relays()
 
+    def _kill_relays(self) -> None:
+        for number, process in self._relays.items():
+            self._down.add(number)
+            process.kill()
+
     def _restart_relays(self) -> None:
-        for number, process in list(self._relays.items()):
-            if not process.running:
-                self._start_relay(number)
+        for number in list(self._down):
+            self._start_relay(number)
 
     def _begin_logs_rotated(self, _: Fault) -> None:
         self._try("FLUSH BINARY LOGS")
@@ -331,9 +358,7 @@ class Run:
                 process.signal(SIGCONT)
                 if process.running:
                     process.terminate()
-        if not self._relays[0].running:
-            code = self._relays[0].wait(1)
-            self._say(f"the relay had ended by itself with {code}")
+        if 0 in self._down:
             self._start_relay(0)
         allowed = checker.blocked(committed, self.plan)
         hidden = {event.event_id for event in committed if event.kind == HIDDEN}
@@ -365,6 +390,7 @@ class Run:
         touched = set().union(*(everything - before for before in self._passes))
         account = checker.check(self._shop, self.plan, committed, KINDS, touched)
         account.stuck += stuck
+        account.crashes += self._crashes
         self._say(str(account))
         for note in account.notes:
             self._say(note)
@@ -379,6 +405,9 @@ class Run:
         deadline = time.monotonic() + _DRAIN_S
         release = self.plan.on_dead == "release" and self.plan.max_tries == 1
         while True:
+            if not self._relays[0].running:
+                self._ended_by_itself(self._relays[0])
+                self._start_relay(0)
             self._try(
                 f"UPDATE {self._shop.table} SET next_retry_time = UTC_TIMESTAMP(6) WHERE"
                 f" status = 0 AND aggregate_type IN ('{LATE}', '{NARROW}')"
