@@ -79,3 +79,10 @@ class NotInTransactionError(CdcRelayError):
     and the business rows could not be one transaction."""
 
     exit_code = 2
+
+
+class EventTooLargeError(CdcRelayError, ValueError):
+    """An event is larger than the writer's limit or than one packet of the server takes; nothing
+    was written."""
+
+    exit_code = 2

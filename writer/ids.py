@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import uuid
 
 _RANDOM_BITS = 74
 # The first id of a millisecond leaves the highest bit free, so counting up cannot overflow.
@@ -51,5 +50,6 @@ def uuid7() -> str:
             clock.tail += 1 + int.from_bytes(os.urandom(_STEP_BITS // 8))
         millisecond, tail = clock.millisecond, clock.tail
     high, low = tail >> 62, tail & ((1 << 62) - 1)
-    value = millisecond << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low
-    return str(uuid.UUID(int=value))
+    # The text of uuid.UUID, which takes three times as long to make it.
+    text = f"{millisecond << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

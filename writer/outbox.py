@@ -2,43 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
-from typing import Any, Final, NamedTuple, NotRequired, TypedDict
+from typing import Any, Final, NamedTuple, NotRequired, TypeAlias, TypedDict, Unpack
 from uuid import UUID
 
 from sqlalchemy import Column, MetaData, String, Table, types
 
+from cdc_relay.errors import EventTooLargeError
 from cdc_relay.outbox import DEFAULT_TABLE, PENDING, outbox_table
 
+from . import trace
 from .ids import uuid7
-from .payload import encode_headers, encode_payload, utc
-from .targets import executor
+from .payload import Default, Json, utc, value_size
+from .sequences import HEADER, Sequences
+from .sql import quoted, quoted_table, tuple_of
+from .targets import AsyncTarget, Target, Transaction, run_sync, transaction
 
-# One INSERT stays far below max_allowed_packet (MariaDB: 16 MB) unless a single event does not.
+# A statement up to this many bytes goes out unasked; for more, the server is asked what it takes.
+_UNASKED: Final = 500_000
+# Larger statements are no faster, and the server keeps each in memory as a whole.
+_INSERT_SIZE: Final = 4_000_000
 _INSERT_ROWS: Final = 1000
-_INSERT_SIZE: Final = 1_000_000
+_STATEMENT_SIZE: Final = 1000
+"""Bytes of a statement beside its rows, generously."""
+_ROW_SIZE: Final = 500
+"""Bytes of a row beside payload and headers, generously."""
 
 _KEYS: Final = ("event_id", "aggregate_type", "aggregate_id", "event_type")
 
+Text: TypeAlias = str | Enum
+Id: TypeAlias = str | int | UUID | Enum
+
+
+class EventInfo(NamedTuple):
+    """What a serializer is told about the event whose payload it is given."""
+
+    event_id: str
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+
+
+Serializer: TypeAlias = Callable[[Any, EventInfo], "bytes | str | None"]
+"""Turns a payload into what is stored; ``writer.registry`` has one for a schema registry."""
+
 
 class EventFields(TypedDict):
-    """One event for ``Outbox.add_all``: the keywords of ``Outbox.add``."""
+    """One event: the keywords of ``Outbox.add``.
 
-    aggregate_type: str
-    aggregate_id: str | int | UUID
-    event_type: str
+    ``aggregate_id``, the Kafka key, may be a str, int, UUID or Enum and is stored as text.
+    ``payload``: see ``writer.payload``; None is a tombstone, a str is JSON text already (JSON's
+    null is ``"null"``), bytes are a finished value. ``headers`` go to the record's headers.
+    ``event_id`` is a new UUIDv7, and ``occurred_at``, an aware datetime, the database's clock
+    unless given. ``aggregate_seq`` is the caller's own number of the event in its aggregate (its
+    version), for consumers that look for gaps.
+    """
+
+    aggregate_type: Text
+    aggregate_id: Id
+    event_type: Text
     payload: Any
     headers: NotRequired[Mapping[str, object] | None]
     event_id: NotRequired[str | UUID | None]
     occurred_at: NotRequired[datetime | None]
+    aggregate_seq: NotRequired[int | None]
+
+
+_FIELDS: Final = EventFields.__annotations__.keys()
+_REQUIRED: Final = frozenset(("aggregate_type", "aggregate_id", "event_type", "payload"))
 
 
 class _Row(NamedTuple):
-    event_id: str
+    info: EventInfo
     values_sql: str
     parameters: list[object]
+    headers: Mapping[str, object] | None
+    numbered: bool
     size: int
 
 
@@ -46,18 +87,42 @@ class Outbox:
     """Writes events into one outbox table, in the caller's transaction.
 
     Never commits, never opens a connection, and keeps nothing between calls: the event is a row
-    at once, and a rollback, of a savepoint as well, takes it away. Threads may share an instance.
+    at once, and a rollback, of a savepoint as well, takes it away. Threads and tasks may share an
+    instance.
     """
 
-    def __init__(self, table: str | Table = DEFAULT_TABLE) -> None:
+    def __init__(
+        self,
+        table: str | Table = DEFAULT_TABLE,
+        *,
+        serializer: Serializer | None = None,
+        default: Default | None = None,
+        max_payload_bytes: int | None = None,
+        sequences: bool | str | Table = False,
+    ) -> None:
         """``table`` is a name (``table`` or ``schema.table``) or a SQLAlchemy ``Table``: that of
         ``outbox_table(metadata)`` for a session with several binds, or a reflected one where an
-        older table differs from ours (lengths, no ``headers``, NOT NULL ``next_retry_time``).
+        older table differs from ours (lengths, no ``headers``, a BLOB payload).
+
+        ``serializer`` makes the payload instead of JSON. ``default`` gives JSON a form for types
+        of your own, as that of ``json.dumps`` does. ``max_payload_bytes`` refuses larger payloads
+        before anything is written; set it below the topic's ``max.message.bytes`` with room for
+        key and headers. ``sequences`` numbers the events of each aggregate (header
+        ``aggregate_seq``): True for the table ``outbox_sequence``, or that table.
         """
         self._table = outbox_table(MetaData(), table) if isinstance(table, str) else table
+        self._json = Json(default)
+        self._serializer = serializer
+        self._limit = max_payload_bytes
+        self._sequences: Sequences | None = None
+        if sequences is not False:
+            self._sequences = Sequences("outbox_sequence" if sequences is True else sequences)
         columns = self._table.columns
         self._lengths = {name: _length(columns[name]) for name in _KEYS}
         self._has_headers = "headers" in columns
+        if self._sequences is not None and not self._has_headers:
+            raise ValueError(f"table {self._table.name} has no column headers for aggregate_seq")
+        self._keeps_bytes = columns["payload"].type.python_type is bytes
         values = dict.fromkeys((*_KEYS, "payload"), "%s")
         if self._has_headers:
             values["headers"] = "%s"
@@ -66,123 +131,256 @@ class Outbox:
         retry_time = columns["next_retry_time"]
         if not retry_time.nullable and retry_time.server_default is None:
             values["next_retry_time"] = _now(retry_time)
-        created_at = columns["created_at"]
-        self._values_now = _tuple([*values.values(), _now(created_at)])
-        self._values_given = _tuple([*values.values(), _given(created_at)])
-        names = _tuple([_quote(name) for name in (*values, "created_at")])
-        schema = f"{_quote(self._table.schema)}." if self._table.schema else ""
-        self._insert = f"INSERT INTO {schema}{_quote(self._table.name)} {names} VALUES "
+        # UTF-8 that the driver calls binary; the column's own character set takes it as text.
+        as_text = values | {"payload": "CONVERT(%s USING utf8mb4)"}
+        now, given = _now(columns["created_at"]), _given(columns["created_at"])
+        self._values = {
+            (is_bytes, has_time): tuple_of([*forms.values(), given if has_time else now])
+            for is_bytes, forms in ((False, values), (True, as_text))
+            for has_time in (False, True)
+        }
+        names = tuple_of([quoted(name) for name in (*values, "created_at")])
+        self._insert = f"INSERT INTO {quoted_table(self._table)} {names} VALUES "
 
     def add(
         self,
-        target: Any,
+        target: Target,
         *,
-        aggregate_type: str,
-        aggregate_id: str | int | UUID,
-        event_type: str,
+        aggregate_type: Text,
+        aggregate_id: Id,
+        event_type: Text,
         payload: Any,
         headers: Mapping[str, object] | None = None,
         event_id: str | UUID | None = None,
         occurred_at: datetime | None = None,
+        aggregate_seq: int | None = None,
     ) -> str:
         """Insert one event in the transaction of ``target`` and return its event id.
 
         ``target`` is a SQLAlchemy ``Session`` or ``Connection`` or a DB-API connection (PyMySQL,
         mysqlclient, MySQL Connector, Django's ``connection``). A session is flushed first (not
-        within ``no_autoflush``). ``payload``: see ``writer.payload``; None is a tombstone, a str
-        is JSON text already, bytes are for a BLOB column. ``event_id`` is a new UUIDv7 and
-        ``occurred_at``, an aware datetime, the database's clock unless given.
+        within ``no_autoflush``). The fields are those of ``EventFields``.
 
-        Raises ``NotInTransactionError`` where the target would commit by itself, ``ValueError``
-        or ``TypeError`` for a wrong field, both before anything is written; the driver's own
-        errors (a duplicate event id, for one) pass through.
+        Raises ``NotInTransactionError`` where the target would commit by itself, ``TypeError``,
+        ``ValueError`` or ``EventTooLargeError`` for a wrong field, all before anything is
+        written; the driver's own errors (a duplicate event id, for one) pass through.
         """
-        row = self._row(
-            aggregate_type=aggregate_type,
-            aggregate_id=aggregate_id,
-            event_type=event_type,
-            payload=payload,
-            headers=headers,
-            event_id=event_id,
-            occurred_at=occurred_at,
-        )
-        executor(target, self._table)(self._insert + row.values_sql, row.parameters)
-        return row.event_id
+        event: EventFields = {
+            "aggregate_type": aggregate_type,
+            "aggregate_id": aggregate_id,
+            "event_type": event_type,
+            "payload": payload,
+            "headers": headers,
+            "event_id": event_id,
+            "occurred_at": occurred_at,
+            "aggregate_seq": aggregate_seq,
+        }
+        return self._write(target, [event], "outbox.add")[0]
 
-    def add_all(self, target: Any, events: Iterable[EventFields]) -> list[str]:
-        """Insert ``events`` in their order, many in one INSERT, and return their event ids.
+    def add_all(self, target: Target, events: Iterable[EventFields]) -> list[str]:
+        """Insert ``events`` in their order, up to 1,000 in one INSERT, and return their event ids.
 
-        All are checked before the first is written; otherwise as ``add``.
+        All are checked before the first is written; an INSERT never exceeds the server's
+        ``max_allowed_packet``. Otherwise as ``add``.
         """
-        rows = [self._row(**event) for event in events]
-        execute = executor(target, self._table)
-        chunk: list[_Row] = []
-        size = 0
+        events = list(events)
+        return self._write(target, events, "outbox.add_all") if events else []
+
+    async def add_async(self, target: AsyncTarget, **event: Unpack[EventFields]) -> str:
+        """``add`` for an ``AsyncSession`` or ``AsyncConnection``."""
+        return await run_sync(target, "outbox.add", lambda inner: self.add(inner, **event))
+
+    async def add_all_async(self, target: AsyncTarget, events: Iterable[EventFields]) -> list[str]:
+        """``add_all`` for an ``AsyncSession`` or ``AsyncConnection``."""
+        return await run_sync(target, "outbox.add_all", lambda inner: self.add_all(inner, events))
+
+    def _write(self, target: Target, events: Sequence[EventFields], call: str) -> list[str]:
+        if not trace.active():
+            rows = [self._row(event) for event in events]
+            self._insert_rows(transaction(target, self._table, call), rows)
+            return [row.info.event_id for row in rows]
+        # One producer span; its context goes into the headers of events that bring none.
+        one = len(events) == 1
+        event_id = str(events[0].get("event_id") or uuid7()) if one else None
+        kind = _plain(events[0]["aggregate_type"], "aggregate_type")
+        with trace.create_span(kind, events=len(events), event_id=event_id) as carrier:
+            rows = []
+            for event in events:
+                fields = event.copy()
+                headers = fields.get("headers")
+                if event_id is not None:
+                    fields["event_id"] = event_id
+                if carrier and self._has_headers and "traceparent" not in (headers or ()):
+                    fields["headers"] = {**carrier, **(headers or {})}
+                rows.append(self._row(fields))
+            self._insert_rows(transaction(target, self._table, call), rows)
+        return [row.info.event_id for row in rows]
+
+    # --- rows to statements --------------------------------------------------------------------
+
+    def _insert_rows(self, inside: Transaction, rows: list[_Row]) -> None:
+        if self._sequences is not None:
+            self._number(self._sequences, inside, rows)
+        size = _STATEMENT_SIZE + sum([row.size for row in rows])
+        room = size
+        if size > _UNASKED:
+            room = inside.number("SELECT @@max_allowed_packet")
+            self._refuse_too_large(rows, room)
+            room = min(room, _INSERT_SIZE)
+        for chunk in _chunks(rows, room):
+            values = ", ".join([row.values_sql for row in chunk])
+            inside.insert(self._insert + values, [part for row in chunk for part in row.parameters])
+
+    def _refuse_too_large(self, rows: list[_Row], packet: int) -> None:
         for row in rows:
-            if chunk and (len(chunk) == _INSERT_ROWS or size + row.size > _INSERT_SIZE):
-                execute(*self._statement(chunk))
-                chunk, size = [], 0
-            chunk.append(row)
-            size += row.size
-        if chunk:
-            execute(*self._statement(chunk))
-        return [row.event_id for row in rows]
+            if row.size + _STATEMENT_SIZE > packet:
+                raise EventTooLargeError(
+                    f"{_named(row.info)} needs {row.size} bytes of SQL; "
+                    f"the server's max_allowed_packet is {packet}"
+                )
 
-    def _statement(self, rows: list[_Row]) -> tuple[str, list[object]]:
-        values = ", ".join([row.values_sql for row in rows])
-        return self._insert + values, [value for row in rows for value in row.parameters]
+    def _number(self, sequences: Sequences, inside: Transaction, rows: list[_Row]) -> None:
+        without = [row for row in rows if not row.numbered]
+        numbers = sequences.take(
+            inside, [(row.info.aggregate_type, row.info.aggregate_id) for row in without]
+        )
+        for row, number in zip(without, numbers, strict=True):
+            # The headers' place in the statement: behind the keys and the payload.
+            text = self._json.headers({**(row.headers or {}), HEADER: number})
+            row.parameters[len(_KEYS) + 1] = text
 
-    def _row(
-        self,
-        *,
-        aggregate_type: str,
-        aggregate_id: str | int | UUID,
-        event_type: str,
-        payload: Any,
-        headers: Mapping[str, object] | None = None,
-        event_id: str | UUID | None = None,
-        occurred_at: datetime | None = None,
-    ) -> _Row:
+    # --- one event to a row --------------------------------------------------------------------
+
+    def _row(self, event: EventFields) -> _Row:
+        if not _REQUIRED <= event.keys() <= _FIELDS:
+            raise TypeError(_wrong_fields(event))
+        aggregate_id = event["aggregate_id"]
         if aggregate_id is None:
             raise ValueError(
                 "aggregate_id is None: where the database gives the object its id, call "
                 "session.flush() before adding the event"
             )
-        key = self._text("event_id", uuid7() if event_id is None else event_id)
-        body = encode_payload(payload)
-        parameters: list[object] = [
-            key,
-            self._text("aggregate_type", aggregate_type),
+        event_id = event.get("event_id")
+        info = EventInfo(
+            uuid7() if event_id is None else self._text("event_id", event_id),
+            self._text("aggregate_type", event["aggregate_type"]),
             self._text("aggregate_id", aggregate_id),
-            self._text("event_type", event_type),
-            body,
-        ]
-        size = 500 + len(body or "")
+            self._text("event_type", event["event_type"]),
+        )
+        body = self._body(event["payload"], info)
+        headers = event.get("headers")
+        occurred_at = event.get("occurred_at")
+        aggregate_seq = event.get("aggregate_seq")
+        parameters: list[object] = [*info, body]
+        size = _ROW_SIZE + _escaped(body)
+        if aggregate_seq is not None:
+            headers = {**(headers or {}), HEADER: _whole_number(aggregate_seq)}
         if self._has_headers:
-            text = encode_headers(headers)
+            text = self._json.headers(headers)
             parameters.append(text)
-            size += len(text or "")
+            size += _escaped(text)
         elif headers is not None:
             raise ValueError(f"table {self._table.name} has no column headers to keep them in")
-        if occurred_at is None:
-            return _Row(key, self._values_now, parameters, size)
-        parameters.append(utc(occurred_at).strftime("%Y-%m-%d %H:%M:%S.%f"))
-        return _Row(key, self._values_given, parameters, size)
+        is_text_as_bytes = isinstance(body, bytes) and not self._keeps_bytes
+        if occurred_at is not None:
+            parameters.append(utc(occurred_at).strftime("%Y-%m-%d %H:%M:%S.%f"))
+        return _Row(
+            info,
+            self._values[is_text_as_bytes, occurred_at is not None],
+            parameters,
+            headers,
+            aggregate_seq is not None,
+            size,
+        )
+
+    def _body(self, payload: object, info: EventInfo) -> str | bytes | None:
+        body: str | bytes | None
+        if self._serializer is not None and payload is not None:
+            body = self._serializer(payload, info)
+        else:
+            body = self._json.payload(payload)
+        if isinstance(body, str):
+            if self._keeps_bytes:
+                body = body.encode()
+        elif body is not None and not self._keeps_bytes:
+            try:
+                body.decode()
+            except UnicodeDecodeError:
+                raise ValueError(
+                    f"payload of {_named(info)} is bytes that are not UTF-8 text, and the column "
+                    "takes text: make it outbox_table(metadata, payload='binary') and give that "
+                    "table to Outbox"
+                ) from None
+        if self._limit is not None and body is not None:
+            size = value_size(body, self._limit)
+            if size > self._limit:
+                raise EventTooLargeError(
+                    f"payload of {_named(info)} has {size} bytes; max_payload_bytes is "
+                    f"{self._limit}"
+                )
+        return body
 
     def _text(self, name: str, value: object) -> str:
         """``value`` as the text of column ``name``, checked against the column's length."""
-        if isinstance(value, Enum):
-            value = value.value
-        if isinstance(value, UUID) or (type(value) is int and name == "aggregate_id"):
-            value = str(value)
-        if not isinstance(value, str):
-            raise TypeError(f"{name} must be a str, not {type(value).__name__}")
+        if type(value) is not str:
+            value = _plain(value, name)
         if not value:
             raise ValueError(f"{name} is empty")
         longest = self._lengths[name]
         if longest is not None and len(value) > longest:
             raise ValueError(f"{name} has {len(value)} characters; the column takes {longest}")
         return value
+
+
+def _wrong_fields(event: Mapping[str, object]) -> str:
+    unknown = event.keys() - _FIELDS
+    if unknown:
+        return f"an event has no field {min(unknown)!r}"
+    return f"an event needs the field {min(_REQUIRED - event.keys())!r}"
+
+
+def _plain(value: object, name: str) -> str:
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, UUID) or (type(value) is int and name == "aggregate_id"):
+        return str(value)
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, not {type(value).__name__}")
+    return value
+
+
+def _named(info: EventInfo) -> str:
+    return f"{info.event_type} of {info.aggregate_type} {info.aggregate_id}"
+
+
+def _whole_number(number: object) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"aggregate_seq must be a whole number, not {number!r}")
+    return number
+
+
+def _escaped(body: str | bytes | None) -> int:
+    """Bytes of a literal of ``body`` in a statement, at most: quotes and backslashes double."""
+    if body is None:
+        return 4
+    if isinstance(body, bytes):
+        return 2 * len(body)
+    if len(body) < 10_000:
+        return 8 * len(body)
+    return len(body.encode()) + body.count('"') + body.count("\\") + body.count("'")
+
+
+def _chunks(rows: list[_Row], room: int) -> Iterator[list[_Row]]:
+    chunk: list[_Row] = []
+    size = _STATEMENT_SIZE
+    for row in rows:
+        if chunk and (len(chunk) == _INSERT_ROWS or size + row.size > room):
+            yield chunk
+            chunk, size = [], _STATEMENT_SIZE
+        chunk.append(row)
+        size += row.size
+    if chunk:
+        yield chunk
 
 
 def _length(column: Column[Any]) -> int | None:
@@ -202,12 +400,3 @@ def _given(column: Column[Any]) -> str:
     if isinstance(column.type, types.TIMESTAMP):
         return "FROM_UNIXTIME(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', %s) * 0.000001)"
     return "%s"
-
-
-def _tuple(parts: list[str]) -> str:
-    return f"({', '.join(parts)})"
-
-
-def _quote(name: str) -> str:
-    """A quoted SQL identifier, in a text whose ``%`` the driver formats."""
-    return "`" + name.replace("`", "``").replace("%", "%%") + "`"

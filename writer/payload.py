@@ -6,13 +6,16 @@ Python                                 JSON
 dict, list, tuple, str, int, bool      as ``json`` writes them; an int of more than 64 bits is
                                        refused (MySQL's JSON would lose digits of it)
 float                                  as ``json`` writes it; NaN and infinities are refused
-dataclass, pydantic model              an object of its fields
+dataclass, attrs class                 an object of its fields
+pydantic model                         an object, as ``model_dump()`` gives it
+msgspec Struct                         as ``msgspec.to_builtins`` gives it (renamed, tagged)
 ``Decimal``                            a string with all its digits: ``"12.50"``
 aware ``datetime``                     RFC 3339 in UTC: ``"2026-03-01T09:30:00.000000Z"``
 ``date``                               ``"2026-03-01"``
 ``UUID``                               ``"0195d2c4-…"``
 ``Enum``                               the form of its value
-anything else, a naive ``datetime``    refused
+bytes                                  base64 (RFC 4648, section 4): ``"AP8="``
+anything else, a naive ``datetime``    refused, unless the outbox has a ``default`` for it
 =====================================  =====================================================
 
 The text is pure ASCII (``\\u`` escapes), so it survives a connection of any character set; MySQL's
@@ -21,58 +24,104 @@ JSON type keeps the characters, not the escapes.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
+from typing import Any, Final
 from uuid import UUID
 
 # The record's own headers (docs/guarantees.md); the relay would park a row that repeats one.
 _RESERVED = ("id", "event_type", "aggregate_type", "aggregate_id", "occurred_at", "content-type")
 
+Default = Callable[[Any], object]
+"""What ``json.dumps`` calls a ``default``: a value without a form to one that has one; raises
+``TypeError`` for what it does not know either."""
 
-def encode_payload(payload: object) -> str | bytes | None:
-    """Return what is stored for ``payload``.
 
-    None is SQL NULL (a tombstone in Kafka). A str is JSON text already, bytes are a finished
-    message for a BLOB column: both are stored as they are. All else becomes JSON text; raises
-    ``TypeError`` or ``ValueError`` for what has no form above.
+_SCALARS: Final = (bytes, bytearray, datetime, date, Decimal, UUID)
+
+
+class Json:
+    """Values to JSON text, in the forms of this module and those of ``default``."""
+
+    def __init__(self, default: Default | None = None) -> None:
+        self._default = default
+        self._encode = json.JSONEncoder(
+            default=self._form, allow_nan=False, separators=(",", ":")
+        ).encode
+
+    def text(self, value: object) -> str:
+        """Return ``value`` as JSON text; raises ``TypeError`` or ``ValueError`` where it has no
+        form."""
+        text = self._encode(value)
+        if _LONG_NUMBER.search(text):
+            json.loads(text, parse_int=_within_64_bits)
+        return text
+
+    def payload(self, payload: object) -> str | bytes | None:
+        """Return what is stored for ``payload``.
+
+        None is SQL NULL (a tombstone in Kafka). A str is JSON text already, bytes are a finished
+        value: both are stored as they are. All else becomes JSON text.
+        """
+        if payload is None or isinstance(payload, (str, bytes)):
+            # A member of a str Enum is a value to encode, not JSON text.
+            return self.text(payload) if isinstance(payload, Enum) else payload
+        if isinstance(payload, (bytearray, memoryview)):
+            return bytes(payload)
+        return self.text(payload)
+
+    def headers(self, headers: Mapping[str, object] | None) -> str | None:
+        """Return the JSON object for ``headers``; None is SQL NULL."""
+        if headers is None:
+            return None
+        if not isinstance(headers, Mapping):
+            raise TypeError(f"headers must be a mapping of names to values, not {_kind(headers)}")
+        for name in headers:
+            if not isinstance(name, str):
+                raise TypeError(f"headers: the name {name!r} is not a str")
+            if name in _RESERVED:
+                raise ValueError(f"headers: {name!r} is a header of the record's own")
+        return self.text(dict(headers))
+
+    def _form(self, value: object) -> object:
+        if hasattr(type(value), "__struct_fields__"):
+            # Whoever has a Struct has loaded msgspec. Scalars stay, for the forms below.
+            msgspec: Any = sys.modules["msgspec"]
+            return msgspec.to_builtins(value, builtin_types=_SCALARS, enc_hook=self._form)
+        try:
+            return _form(value)
+        except TypeError:
+            if self._default is None:
+                raise
+            return self._default(value)
+
+
+def value_size(body: str | bytes, enough: int) -> int:
+    """Return how many bytes the record's value will have at most; not exact up to ``enough``.
+
+    MySQL prints a JSON column with a blank after each colon and comma and without ``\\u`` escapes,
+    MariaDB gives the text as it came: what counts is the text with both.
     """
-    if payload is None or isinstance(payload, (str, bytes)):
-        # A member of a str Enum is a value to encode, not JSON text.
-        return to_json(payload) if isinstance(payload, Enum) else payload
-    if isinstance(payload, (bytearray, memoryview)):
-        return bytes(payload)
-    return to_json(payload)
-
-
-def encode_headers(headers: Mapping[str, object] | None) -> str | None:
-    """Return the JSON object for ``headers``; None is SQL NULL."""
-    if headers is None:
-        return None
-    if not isinstance(headers, Mapping):
-        raise TypeError(f"headers must be a mapping of names to values, not {_kind(headers)}")
-    for name in headers:
-        if not isinstance(name, str):
-            raise TypeError(f"headers: the name {name!r} is not a str")
-        if name in _RESERVED:
-            raise ValueError(f"headers: {name!r} is a header of the record's own")
-    return to_json(dict(headers))
-
-
-def to_json(value: object) -> str:
-    """Return ``value`` as JSON text in the forms of this module."""
-    text = json.dumps(value, default=_form, allow_nan=False, separators=(",", ":"))
-    if _LONG_NUMBER.search(text):
-        json.loads(text, parse_int=_within_64_bits)
-    return text
+    if isinstance(body, bytes):
+        return len(body)
+    bound = len(body.encode()) + body.count(":") + body.count(",")
+    if bound <= enough:
+        return bound
+    try:
+        return len(json.dumps(json.loads(body)))
+    except ValueError:  # no JSON: a TEXT column takes it
+        return len(body.encode())
 
 
 # Nineteen digits in a row: perhaps an integer that does not fit, perhaps digits in a string.
-_LONG_NUMBER = re.compile(r"\d{19}")
+_LONG_NUMBER: Final = re.compile(r"\d{19}")
 
 
 def _within_64_bits(digits: str) -> None:
@@ -89,7 +138,7 @@ def utc(moment: datetime) -> datetime:
     return moment.astimezone(UTC)
 
 
-def _form(value: object) -> object:
+def _form(value: Any) -> object:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, (Decimal, UUID)):
@@ -100,13 +149,17 @@ def _form(value: object) -> object:
         return utc(value).isoformat(timespec="microseconds").replace("+00:00", "Z")
     if isinstance(value, date):
         return value.isoformat()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    dump = getattr(value, "model_dump", None)
-    if callable(dump) and not isinstance(value, type):
-        return dump()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return base64.b64encode(value).decode()
     if isinstance(value, Mapping):
         return dict(value)
+    if not isinstance(value, type):
+        if dataclasses.is_dataclass(value):
+            return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        if callable(getattr(value, "model_dump", None)):
+            return value.model_dump()
+        if hasattr(type(value), "__attrs_attrs__"):
+            return {field.name: getattr(value, field.name) for field in value.__attrs_attrs__}
     raise TypeError(f"{_kind(value)} has no JSON form; see writer.payload")
 
 

@@ -1,4 +1,4 @@
-"""Where an event can be inserted: SQLAlchemy sessions and connections, DB-API connections.
+"""Where an event can be written: SQLAlchemy sessions and connections, DB-API connections.
 
 DB-API connections are known by what they can do, not by their class, so no driver is imported.
 Nothing here commits, begins or connects.
@@ -7,22 +7,102 @@ Nothing here commits, begins or connects.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
-from sqlalchemy import Connection, Engine, Table
+from sqlalchemy import Connection, Engine, Table, TwoPhaseTransaction
 from sqlalchemy.orm import Session, scoped_session
 
 from cdc_relay.errors import NotInTransactionError
 
-Execute = Callable[[str, Sequence[object]], None]
-"""Runs one statement with ``%s`` parameters in the caller's transaction."""
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+
+
+class DBAPIConnection(Protocol):
+    """A DB-API connection: PyMySQL, mysqlclient, MySQL Connector, Django's ``connection``."""
+
+    def cursor(self) -> Any: ...
+
+
+Target: TypeAlias = Session | scoped_session[Any] | Connection | DBAPIConnection
+Result = TypeVar("Result")
+AsyncTarget: TypeAlias = "AsyncSession | async_scoped_session[Any] | AsyncConnection"
 
 # SERVER_STATUS_IN_TRANS of the client protocol: a transaction is open on the server.
 _IN_TRANSACTION: Final = 0x0001
 
 
-def executor(target: Any, table: Table) -> Execute:
-    """Return how to run a statement in the transaction of ``target``.
+class Transaction(Protocol):
+    """The caller's transaction. Statements have ``%s`` parameters; the drivers' errors pass."""
+
+    def insert(self, sql: str, parameters: Sequence[object]) -> None:
+        """Run an INSERT."""
+
+    def upsert(self, sql: str, parameters: Sequence[object]) -> tuple[int, int]:
+        """Run an INSERT ... ON DUPLICATE KEY UPDATE; returns the affected rows (1 inserted, 2
+        changed) and the last insert id."""
+
+    def number(self, sql: str) -> int:
+        """Run a SELECT of one number and return it."""
+
+
+class _OnConnection:
+    """In a SQLAlchemy connection's transaction."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def insert(self, sql: str, parameters: Sequence[object]) -> None:
+        self._connection.exec_driver_sql(sql, tuple(parameters))
+
+    def upsert(self, sql: str, parameters: Sequence[object]) -> tuple[int, int]:
+        result = self._connection.exec_driver_sql(sql, tuple(parameters))
+        return result.rowcount, result.lastrowid or 0
+
+    def number(self, sql: str) -> int:
+        return int(self._connection.exec_driver_sql(sql).scalar_one())
+
+
+class _OnDBAPI:
+    """In a DB-API connection's transaction."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: DBAPIConnection) -> None:
+        self._connection = connection
+
+    def insert(self, sql: str, parameters: Sequence[object]) -> None:
+        cursor = self._connection.cursor()
+        try:
+            cursor.execute(sql, tuple(parameters))
+        finally:
+            cursor.close()
+
+    def upsert(self, sql: str, parameters: Sequence[object]) -> tuple[int, int]:
+        cursor = self._connection.cursor()
+        try:
+            cursor.execute(sql, tuple(parameters))
+            return cursor.rowcount, cursor.lastrowid or 0
+        finally:
+            cursor.close()
+
+    def number(self, sql: str) -> int:
+        cursor = self._connection.cursor()
+        try:
+            cursor.execute(sql)
+            [[value]] = [
+                list(row.values() if isinstance(row, dict) else row) for row in cursor.fetchall()
+            ]
+            return int(value)
+        finally:
+            cursor.close()
+
+
+def transaction(target: Any, table: Table, call: str) -> Transaction:
+    """Return the transaction of ``target``; ``table`` chooses among a session's binds and ``call``
+    is what the caller wrote (``outbox.add``), for the errors.
 
     A session flushes its pending objects first: the business rows, and with them the locks that
     order the events of one aggregate, come before the event's id is given out.
@@ -34,38 +114,48 @@ def executor(target: Any, table: Table) -> Execute:
         target = target()
     if isinstance(target, Session):
         _flush(target)
-        return _sqlalchemy(target.connection(bind_arguments={"clause": table}), _SESSION_PATTERN)
+        connection = target.connection(bind_arguments={"clause": table})
+        return _on_connection(connection, f"{_SESSION} {call}(session, ...)")
     if isinstance(target, Connection):
-        return _sqlalchemy(target, _CONNECTION_PATTERN)
+        return _on_connection(target, f"{_CONNECTION} {call}(connection, ...)")
     if isinstance(target, Engine):
         raise NotInTransactionError(
-            f"an Engine has no transaction to write the event in; {_CONNECTION_PATTERN}"
+            f"an Engine has no transaction to write in: {_CONNECTION} {call}(connection, ...)"
         )
-    if callable(getattr(target, "run_sync", None)):
+    if callable(getattr(target, "run_sync", None)) or _is_async_scoped(target):
         raise TypeError(
-            f"{type(target).__name__} is asynchronous; "
-            "await it: await session.run_sync(lambda sync: outbox.add(sync, ...))"
+            f"{type(target).__name__} is asynchronous: await {call}_async(session, ...)"
         )
     if callable(getattr(target, "cursor", None)):
-        _refuse_autocommit(target, _DBAPI_PATTERN)
-        return _dbapi(target)
+        if _commits_by_itself(target):
+            raise _refusal(_dbapi_pattern(target, call))
+        return _OnDBAPI(target)
     raise TypeError(
         f"{type(target).__name__} is not a Session, a Connection or a DB-API connection"
     )
 
 
-_SESSION_PATTERN: Final = (
-    "use an engine without AUTOCOMMIT: "
-    "with Session(engine) as session, session.begin(): outbox.add(session, ...)"
-)
-_CONNECTION_PATTERN: Final = (
-    "use an engine without AUTOCOMMIT: "
-    "with engine.begin() as connection: outbox.add(connection, ...)"
-)
-_DBAPI_PATTERN: Final = (
-    "begin a transaction first (connection.begin(), connection.autocommit(False), or "
-    "transaction.atomic() in Django), then add the event, then commit"
-)
+async def run_sync(target: AsyncTarget, call: str, body: Callable[[Any], Result]) -> Result:
+    """Run ``body`` with the session or connection inside an asynchronous one.
+
+    Raises ``TypeError`` for a target that is not asynchronous; ``call`` as for ``transaction``.
+    """
+    if _is_async_scoped(target):
+        scoped: Any = target
+        target = scoped()
+    run: Any = getattr(target, "run_sync", None)
+    if not callable(run):
+        raise TypeError(
+            f"{type(target).__name__} is not an AsyncSession or AsyncConnection: "
+            f"{call}(session, ...) is for synchronous ones"
+        )
+    result: Result = await run(body)
+    return result
+
+
+def _is_async_scoped(target: object) -> bool:
+    # By name: sqlalchemy.ext.asyncio is loaded by those who use it.
+    return type(target).__name__ == "async_scoped_session"
 
 
 def _flush(session: Session) -> None:
@@ -75,34 +165,42 @@ def _flush(session: Session) -> None:
         session.flush()
 
 
-def _sqlalchemy(connection: Connection, pattern: str) -> Execute:
+def _on_connection(connection: Connection, pattern: str) -> Transaction:
     # The driver is asked, not SQLAlchemy: connect_args={"autocommit": True} is invisible to it.
-    _refuse_autocommit(connection.connection.driver_connection, pattern)
-
-    def execute(sql: str, parameters: Sequence[object]) -> None:
-        connection.exec_driver_sql(sql, tuple(parameters)).close()
-
-    return execute
-
-
-def _dbapi(connection: Any) -> Execute:
-    def execute(sql: str, parameters: Sequence[object]) -> None:
-        cursor = connection.cursor()
-        try:
-            cursor.execute(sql, tuple(parameters))
-        finally:
-            cursor.close()
-
-    return execute
+    # XA START, though, was said by SQLAlchemy, and not every driver knows.
+    if _commits_by_itself(connection.connection.driver_connection) and not isinstance(
+        connection.get_transaction(), TwoPhaseTransaction
+    ):
+        raise _refusal(f"use an engine without AUTOCOMMIT: {pattern}")
+    return _OnConnection(connection)
 
 
-def _refuse_autocommit(connection: Any, pattern: str) -> None:
+_SESSION: Final = "with Session(engine) as session, session.begin():"
+_CONNECTION: Final = "with engine.begin() as connection:"
+
+
+def _refusal(pattern: str) -> NotInTransactionError:
+    return NotInTransactionError(
+        "the connection commits each statement by itself (autocommit), so the event and the "
+        f"business rows would not be one transaction; {pattern}"
+    )
+
+
+def _dbapi_pattern(connection: object, call: str) -> str:
+    if hasattr(connection, "in_atomic_block"):
+        return f"with transaction.atomic(): {call}(connection, ...)"
+    begin = "connection.begin()"
+    if hasattr(connection, "start_transaction"):
+        begin = "connection.start_transaction()"
+    elif not hasattr(connection, "server_status"):
+        # mysqlclient: what BEGIN did cannot be seen from outside.
+        begin = "connection.autocommit(False)"
+    return f"{begin}; {call}(connection, ...); connection.commit()"
+
+
+def _commits_by_itself(connection: Any) -> bool:
     # In this order: Django's get_autocommit() would connect, an atomic block has done so.
-    if not _in_transaction(connection) and _autocommits(connection):
-        raise NotInTransactionError(
-            "the connection commits each statement by itself (autocommit), so the event and the "
-            f"business rows would not be one transaction; {pattern}"
-        )
+    return not _in_transaction(connection) and _autocommits(connection)
 
 
 def _autocommits(connection: Any) -> bool:

@@ -13,14 +13,19 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
+import attrs
+import msgspec
 import pytest
 from pydantic import BaseModel
 from sqlalchemy import MetaData
 
 from cdc_relay.outbox import outbox_table
-from writer import NotInTransactionError, Outbox
+from writer import EventInfo, EventTooLargeError, NotInTransactionError, Outbox
 from writer.ids import uuid7
-from writer.payload import encode_headers, encode_payload
+from writer.payload import Json
+
+encode_payload = Json().payload
+encode_headers = Json().headers
 
 EVENT: dict[str, Any] = {
     "aggregate_type": "order",
@@ -143,6 +148,7 @@ MOMENT = datetime(2026, 3, 1, 11, 30, tzinfo=timezone(timedelta(hours=2)))
         ([Item("x", Decimal("1"))], '[{"sku":"x","price":"1"}]'),
         (Model(at=MOMENT), '{"at":"2026-03-01T09:30:00.000000Z","item":null}'),
         ({"m": Model(at=MOMENT, item=1)}, '{"m":{"at":"2026-03-01T09:30:00.000000Z","item":1}}'),
+        ({"b": b"\x00\xff", "m": memoryview(b"x")}, '{"b":"AP8=","m":"eA=="}'),
         ((1, 2), "[1,2]"),
         (5, "5"),
         (Name.A, '"a"'),
@@ -152,6 +158,102 @@ MOMENT = datetime(2026, 3, 1, 11, 30, tzinfo=timezone(timedelta(hours=2)))
 )
 def test_json_forms(value: object, text: str) -> None:
     assert encode_payload(value) == text
+
+
+@attrs.define
+class AttrsItem:
+    sku: str
+    at: datetime
+
+
+class StructItem(msgspec.Struct, rename="camel", tag="item"):
+    unit_price: Decimal
+    item_id: uuid.UUID
+    colour: Colour
+    data: bytes = b"x"
+
+
+def test_attrs_and_msgspec() -> None:
+    assert encode_payload([AttrsItem("x", MOMENT)]) == (
+        '[{"sku":"x","at":"2026-03-01T09:30:00.000000Z"}]'
+    )
+    item = StructItem(Decimal("12.50"), uuid.UUID(int=1), Colour.RED)
+    assert json.loads(str(encode_payload({"i": item}))) == {
+        "i": {
+            "type": "item",
+            "unitPrice": "12.50",
+            "itemId": "00000000-0000-0000-0000-000000000001",
+            "colour": "red",
+            "data": "eA==",
+        }
+    }
+
+
+def test_a_default_for_types_of_ones_own() -> None:
+    def default(value: object) -> object:
+        if isinstance(value, complex):
+            return [value.real, value.imag]
+        raise TypeError(f"{value!r} is unknown")
+
+    connection = FakeConnection()
+    outbox = Outbox(default=default)
+    outbox.add(connection, **{**EVENT, "payload": {"c": 1 + 2j, "t": MOMENT}})
+    assert connection.executed[0][1][4] == '{"c":[1.0,2.0],"t":"2026-03-01T09:30:00.000000Z"}'
+    with pytest.raises(TypeError, match="is unknown"):
+        outbox.add(connection, **{**EVENT, "payload": {"x": object()}})
+
+
+@pytest.mark.parametrize(
+    ("payload", "size"),
+    [
+        ({"a": "x" * 83, "b": [1, 2]}, 105),
+        ({"a": "\u8ba2" * 20}, 129),
+        (json.dumps({"a": ":" * 100}), 109),
+        (b"x" * 101, 101),
+        ("no JSON " * 20, 160),
+    ],
+)
+def test_the_size_limit(payload: object, size: int) -> None:
+    """Counted as the larger of what MySQL and MariaDB will return."""
+    connection = FakeConnection()
+    fields = {**EVENT, "payload": payload}
+    Outbox(max_payload_bytes=size).add(connection, **fields)
+    with pytest.raises(EventTooLargeError, match=rf"CREATED of order 7 has {size} bytes") as caught:
+        Outbox(max_payload_bytes=size - 1).add_all(connection, [EVENT, fields])  # type: ignore[list-item]
+    assert isinstance(caught.value, ValueError)
+    assert len(connection.executed) == 1
+
+
+def test_a_serializer() -> None:
+    calls: list[tuple[Any, EventInfo]] = []
+
+    def serialize(payload: Any, event: EventInfo) -> bytes:
+        calls.append((payload, event))
+        return b"\x00\xff"
+
+    connection = FakeConnection()
+    table = outbox_table(MetaData(), payload="binary")
+    event_id = Outbox(table, serializer=serialize).add(connection, **EVENT)
+    assert calls == [({}, EventInfo(event_id, "order", "7", "CREATED"))]
+    assert connection.executed[0][1][4] == b"\x00\xff"
+    Outbox(table, serializer=serialize).add(connection, **{**EVENT, "payload": None})
+    assert connection.executed[1][1][4] is None
+    with pytest.raises(ValueError, match="payload='binary'"):
+        Outbox(serializer=serialize).add(connection, **EVENT)
+
+
+def test_bytes_of_json_are_text_for_a_json_column() -> None:
+    connection = FakeConnection()
+    Outbox().add(connection, **{**EVENT, "payload": b'{"a":1}'})
+    sql, parameters = connection.executed[0]
+    assert "CONVERT(%s USING utf8mb4)" in sql
+    assert parameters[4] == b'{"a":1}'
+
+
+@pytest.mark.parametrize("number", [-1, True, 1.0, "1"])
+def test_a_wrong_aggregate_seq(number: Any) -> None:
+    with pytest.raises(ValueError, match="aggregate_seq must be a whole number"):
+        Outbox().add(FakeConnection(), **EVENT, aggregate_seq=number)
 
 
 def test_text_bytes_and_none_are_kept() -> None:
@@ -181,7 +283,6 @@ def test_json_is_ascii_and_means_the_same() -> None:
         ({"t": datetime(2026, 3, 1)}, ValueError),
         ({"x": object()}, TypeError),
         ({"x": {1, 2}}, TypeError),
-        ({"x": b"bytes"}, TypeError),
         ({("a", "b"): 1}, TypeError),
         (Item, TypeError),
     ],
@@ -258,8 +359,17 @@ def test_a_given_event_id_and_time() -> None:
 
 
 def test_unknown_fields_of_add_all_are_errors() -> None:
-    with pytest.raises(TypeError, match="kind"):
+    with pytest.raises(TypeError, match="no field 'kind'"):
         Outbox().add_all(FakeConnection(), [{**EVENT, "kind": "x"}])  # type: ignore[typeddict-item]
+    with pytest.raises(TypeError, match="needs the field 'payload'"):
+        Outbox().add_all(
+            FakeConnection(), [{"aggregate_type": "a", "aggregate_id": 1, "event_type": "b"}]
+        )  # type: ignore[typeddict-item]
+    with pytest.raises(TypeError, match="needs the field 'event_type'"):
+        Outbox().add_all(
+            FakeConnection(),
+            [{"aggregate_type": "a", "aggregate_id": 1, "payload": {}}],  # type: ignore[typeddict-item]
+        )
 
 
 def test_a_table_of_the_users_metadata() -> None:
@@ -322,7 +432,9 @@ def test_targets_in_a_transaction(target: FakeConnection) -> None:
     "target", [PyMySQLLike(True, 2), ConnectorLike(True, False), DjangoLike(True, False)]
 )
 def test_targets_that_autocommit(target: FakeConnection) -> None:
-    with pytest.raises(NotInTransactionError, match="begin a transaction first"):
+    with pytest.raises(
+        NotInTransactionError, match=r"begin\(\)|start_transaction|atomic|autocommit\(False\)"
+    ):
         Outbox().add(target, **EVENT)
     assert target.executed == []
 
@@ -331,15 +443,3 @@ def test_targets_that_autocommit(target: FakeConnection) -> None:
 def test_what_is_no_target(target: object) -> None:
     with pytest.raises(TypeError, match="is not a Session"):
         Outbox().add(target, **EVENT)
-
-
-def test_importing_the_writer_is_light() -> None:
-    code = (
-        "import sys, writer\n"
-        "heavy = {'pymysql', 'confluent_kafka', 'pymysqlreplication', 'click', 'pydantic',"
-        " 'structlog'}\n"
-        "assert not heavy & {name.partition('.')[0] for name in sys.modules}\n"
-        "ours = {name for name in sys.modules if name.startswith('cdc_relay')}\n"
-        "assert ours == {'cdc_relay', 'cdc_relay.errors', 'cdc_relay.outbox'}, ours\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
