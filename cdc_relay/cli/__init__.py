@@ -21,6 +21,7 @@ _COMMANDS: Final = {
     "status": "Show the table's rows by status, and the checkpoint.",
     "position": "Show or set the position from which the relay goes on.",
     "dead": "List, show, retry or discard rows that failed too often.",
+    "inbox": "Print the DDL of a consumer's inbox, or clean it.",
     "version": "Show the versions of cdc-relay and of what it runs on.",
 }
 
