@@ -379,10 +379,15 @@ class Run:
             if self._relays[0].terminate() != 0:
                 stuck += 1
                 self._say("the relay did not end well")
-        last = self._shop.run("start", "--until-current", timeout=90)
-        if last.wait() != 0:
+        last = self._shop.spawn("start", "--until-current")
+        try:
+            code = last.wait(_DRAIN_S)
+        except TimeoutExpired:
+            code = -1
+            last.signal(SIGABRT)
+        if code != 0:
             stuck += 1
-            self._say(f"start --until-current ended with {last.wait()}")
+            self._say(f"start --until-current ended with {code}")
         if hidden and self.plan.mark != "none":
             self._shop.compensate()
         self._say("comparing")
