@@ -179,10 +179,15 @@ class Owner:
             if self._settings.mark == "none":
                 raise
             last, reason = None, str(error)
+        position: Position = source.current()
         if last is not None and not reason:
+            if last.position.is_beyond(position):
+                raise PositionLostError(
+                    f"the checkpoint is at {last.position}, but the server's log ends at "
+                    f"{position}: its binary logs have begun anew"
+                )
             self._anchors = 0
             return last
-        position: Position = source.current()
         sweeping = self._settings.mark != "none"
         log.warning(
             "anchored at the end of the log",

@@ -212,6 +212,16 @@ class Position:
             return False
         return (file_number(self.file), self.offset) >= (file_number(other.file), other.offset)
 
+    def is_beyond(self, end: Position) -> bool:
+        """Whether this position lies behind ``end``, the end of the log on the same server: its
+        logs have begun anew since then (RESET, a restored copy). The same GTIDs may stand for
+        other transactions there. False for another server."""
+        if (self.flavor, self.server) != (end.flavor, end.server):
+            return False
+        if self.file.rpartition(".")[0] != end.file.rpartition(".")[0]:
+            return False
+        return (file_number(self.file), self.offset) > (file_number(end.file), end.offset)
+
     def to_json(self) -> dict[str, Any]:
         """The form in which a checkpoint stores it."""
         value: dict[str, Any] = {

@@ -404,15 +404,18 @@ class Run:
     def _drain(self, allowed: dict[str, bool], hidden: set[str]) -> None:
         """Wait until nothing is pending but what may be. Without marks the table does not tell:
         ``--until-current`` does, afterwards."""
-        if self.plan.mark == "none":
-            self._shop.until(lambda: '"streaming"' in self._relays[0].text(), _DRAIN_S)
-            return
         deadline = time.monotonic() + _DRAIN_S
         release = self.plan.on_dead == "release" and self.plan.max_tries == 1
         while True:
             if not self._relays[0].running:
                 self._ended_by_itself(self._relays[0])
                 self._start_relay(0)
+            if self.plan.mark == "none":
+                if '"streaming"' in self._relays[0].text():
+                    return
+                assert time.monotonic() < deadline, "the relay does not stream"
+                time.sleep(0.3)
+                continue
             self._try(
                 f"UPDATE {self._shop.table} SET next_retry_time = UTC_TIMESTAMP(6) WHERE"
                 f" status = 0 AND aggregate_type IN ('{LATE}', '{NARROW}')"

@@ -100,6 +100,30 @@ def test_a_purged_position_loses_no_row(own_shop: Harness) -> None:
     assert ids(shop) == expected
 
 
+def test_logs_that_begin_anew_lose_no_row(own_shop: Harness) -> None:
+    """RESET, then more transactions than the checkpoint counts: its GTIDs are all there again, and
+    stand for others."""
+    shop, database = own_shop, own_shop.database
+    relay = shop.relay()
+    sent = [shop.ins(f"k{number % 3}") for number in range(5)]
+    shop.wait_all_sent()
+    database.sql("FLUSH BINARY LOGS")
+    sent += [shop.ins(f"k{number % 3}") for number in range(5)]
+    shop.wait_all_sent()
+    assert relay.terminate() == 0, relay.text()
+    sent += [shop.ins(f"k{number % 3}") for number in range(5)]
+    database.sql("RESET MASTER" if database.is_mariadb else "RESET BINARY LOGS AND GTIDS")
+    database.sql("CREATE TABLE other (id INT AUTO_INCREMENT PRIMARY KEY)")
+    for _ in range(400):
+        database.sql("INSERT INTO other VALUES ()")
+    sent += [shop.ins(f"k{number % 3}") for number in range(5)]
+    relay = shop.relay()
+    shop.wait_all_sent()
+    assert "begun anew" in relay.text() or "never executed" in relay.text()
+    assert relay.terminate() == 0, relay.text()
+    assert sorted(ids(shop)) == sorted(sent)
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [

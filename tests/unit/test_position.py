@@ -228,3 +228,14 @@ def test_file_numbers() -> None:
     assert file_number("binlog.000042") == 42
     assert file_number("my.host-bin.1000001") == 1_000_001
     assert file_number("nothing") == -1
+
+
+def test_a_position_behind_the_end_of_the_log_is_of_other_logs() -> None:
+    place = Position("mysql", A, "binlog.000003", 500, f"{A}:1-9")
+    assert place.is_beyond(place.at("binlog.000001", 9000, f"{A}:1-50"))
+    assert place.is_beyond(place.at("binlog.000003", 499, None))
+    assert not place.is_beyond(place)
+    assert not place.is_beyond(place.at("binlog.000004", 4, None))
+    assert not place.is_beyond(place.at("other.000001", 4, None))
+    assert not place.is_beyond(Position("mysql", B, "binlog.000001", 4))
+    assert not place.is_beyond(Position("mariadb", A, "binlog.000001", 4))
