@@ -1,4 +1,4 @@
-"""``python -m benchmarks [decode] [skip] [relay] [memory]``: all of them by default."""
+"""``python -m benchmarks [decode] [skip] [relay] [memory] [writer]``: all of them by default."""
 
 from __future__ import annotations
 

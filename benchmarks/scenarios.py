@@ -16,6 +16,7 @@ from benchmarks.figures import Figure
 from benchmarks.place import Place
 from benchmarks.reader import Job, Reader, Reading, active_decoder, read
 from benchmarks.relay import Process, Relay
+from benchmarks.writer import measure
 from cdc_relay.binlog.stream import inspect
 from dev.console import say
 
@@ -140,11 +141,17 @@ def memory(place: Place, plan: Plan) -> list[Figure]:
     return figures
 
 
+def writer(place: Place, plan: Plan) -> list[Figure]:
+    """The writer library's calls beside plain INSERTs."""
+    return measure(place, plan.runs)
+
+
 SCENARIOS: Final[dict[str, Callable[[Place, Plan], list[Figure]]]] = {
     "decode": decode,
     "skip": skip,
     "relay": relay,
     "memory": memory,
+    "writer": writer,
 }
 NEED_KAFKA: Final = ("relay", "memory")
 
