@@ -17,6 +17,7 @@ import structlog
 from cdc_relay import faults
 from cdc_relay.errors import SourceUnavailableError
 from cdc_relay.store import Store
+from cdc_relay.vitals import Vitals
 
 log = structlog.get_logger(__name__)
 
@@ -28,12 +29,12 @@ class Marker:
     """Marks in a thread of its own, in batches. ``owe``, ``owed`` and ``owed_count`` belong to the
     relay's thread. A database that is away costs nothing but time."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, vitals: Vitals) -> None:
         self._store = store
+        self._vitals = vitals
         self._wake = threading.Condition()
         self._owed: dict[int, str] = {}
         self._ended = False
-        self.marked = 0
         self.error: BaseException | None = None
         """What trying again cannot mend (a missing grant, a bug); the relay's thread raises it."""
         self._thread = threading.Thread(target=self._run, name="marker", daemon=True)
@@ -83,7 +84,8 @@ class Marker:
                 faults.point("marking")
                 # Fewer than all is right: the others are gone, or marked by somebody else. A row
                 # that comes out of the log before it is visible is still locked: it is waited for.
-                self.marked += self._store.mark_sent(rows)
+                self._vitals.marking_since = time.monotonic()
+                self._vitals.counters.marked += self._store.mark_sent(rows)
                 faults.point("marked")
             except SourceUnavailableError as error:
                 log.warning("marks wait for the database", owed=len(self._owed), reason=str(error))
@@ -93,6 +95,8 @@ class Marker:
             except BaseException as error:
                 self.error = error
                 return
+            finally:
+                self._vitals.marking_since = 0.0
             self._done(rows)
 
     def _next(self) -> list[tuple[int, str]] | None:

@@ -29,9 +29,10 @@ from cdc_relay.kafka.membership import Membership, members
 from cdc_relay.kafka.sink import FencedError, IdempotentSink
 from cdc_relay.kafka.transactions import TransactionalSink
 from cdc_relay.position import Position
-from cdc_relay.relay import Counters, Relay, Sink, Source
+from cdc_relay.relay import Relay, Sink, Source
 from cdc_relay.router import Router
 from cdc_relay.store import Store
+from cdc_relay.vitals import Vitals
 
 log: Any = structlog.get_logger(__name__)
 
@@ -54,6 +55,7 @@ class Owner:
         make_source: Callable[[], Source],
         router: Router,
         store: Store,
+        vitals: Vitals | None = None,
     ) -> None:
         """``make_source`` gives a new source for each term."""
         self._settings = settings
@@ -64,7 +66,8 @@ class Owner:
         self._source: Source | None = None
         self._anchor_reason = ""
         self._anchors = 0
-        self.counters = Counters()
+        self.vitals = vitals or Vitals()
+        self.counters = self.vitals.counters
 
     def stop(self) -> None:
         """Ask ``run`` to finish what it holds and return."""
@@ -78,14 +81,17 @@ class Owner:
         delivered that were committed before it owned the shard. Raises errors that trying again
         cannot mend."""
         checkpoints.ensure_topic(self._settings)
+        self.vitals.turn()
         membership = Membership(self._settings)
         try:
             standing_by = False
             while not self._stopping.is_set():
+                self.vitals.turn()
                 if SHARD not in membership.owned:
                     membership.poll(_STANDBY_POLL_S)
                     if not standing_by and SHARD not in membership.owned:
                         log.info("standing by", name=self._settings.name)
+                        self.vitals.role, self.vitals.waiting = "standby", ""
                         standing_by = True
                     continue
                 standing_by = False
@@ -102,6 +108,7 @@ class Owner:
         sink: Sink | None = None
 
         def tick() -> None:
+            self.vitals.turn()
             membership.poll(0)
             if SHARD not in membership.owned:
                 raise LostShardError
@@ -115,9 +122,12 @@ class Owner:
                 membership.poll(_STANDBY_POLL_S)
                 return False
             sink = self._open_sink(membership, going_on)
+            self.vitals.role = "owner"
+            self.vitals.terms += 1
             faults.point("fenced")
             source = self._source = self._make_source()
             start = self._start(source)
+            self.vitals.waiting = ""
             log.info("owning the shard", shard=SHARD, position=str(start.position))
             until = source.current() if until_current else None
             relay = Relay(
@@ -128,7 +138,7 @@ class Owner:
                 self._store,
                 self._stopping,
                 tick,
-                self.counters,
+                self.vitals,
             )
             if self._going_on():
                 sink = None  # the relay closes it
@@ -138,6 +148,7 @@ class Owner:
             log.warning("the shard was taken over by another member", shard=SHARD)
         except FencedError as error:
             log.warning("starting a new term", reason=str(error))
+            self.vitals.waiting = f"for a new term: {error}"
             self._pause(membership)
         except PositionLostError as error:
             if self._settings.mark == "none":
@@ -153,6 +164,7 @@ class Owner:
         except (SinkUnavailableError, SourceUnavailableError) as error:
             if self._going_on():
                 log.warning("waiting", reason=str(error))
+                self.vitals.waiting = f"for the next try: {error}"
                 self._pause(membership)
         finally:
             self._source = None
@@ -163,6 +175,7 @@ class Owner:
     def _pause(self, membership: Membership) -> None:
         self._stopping.wait(_PAUSE_S)
         membership.poll(0)
+        self.vitals.turn()
 
     def _open_sink(self, membership: Membership, going_on: Callable[[], bool]) -> Sink:
         if self._settings.delivery == "exactly_once":
@@ -189,6 +202,7 @@ class Owner:
             self._anchors = 0
             return last
         sweeping = self._settings.mark != "none"
+        self.vitals.anchors += 1
         log.warning(
             "anchored at the end of the log",
             reason=reason or "no checkpoint: first start under this name",

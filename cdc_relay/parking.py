@@ -21,7 +21,7 @@ import structlog
 
 from cdc_relay.kafka.topics import Refusal
 from cdc_relay.outbox import OutboxEvent
-from cdc_relay.store import Aggregate, Store
+from cdc_relay.store import Aggregate, Failure, Store
 
 log: Any = structlog.get_logger(__name__)
 
@@ -131,9 +131,9 @@ class Parking:
             self._absorb(aggregate[0], state)
         state.look_at = time.monotonic() + (0.0 if sent else self._pause(_LOOK_AGAIN_S))
 
-    def park(self, event: OutboxEvent, tries: int, refusal: Refusal) -> None:
+    def park(self, event: OutboxEvent, tries: int, refusal: Refusal) -> Failure:
         """Put the row on the ladder and close its aggregate (its type, where the topic is at
-        fault)."""
+        fault); return what became of the row."""
         failure = self._store.record_failure(event, tries, refusal.reason)
         if failure.outcome != "dead" or self._on_dead == "block":
             self.close(event.aggregate_type, None if refusal.topic else event.aggregate_id)
@@ -147,6 +147,7 @@ class Parking:
             tries=failure.tries,
             retry_in_seconds=failure.delay_s,
         )
+        return failure
 
     def due(self) -> list[Closed]:
         """The closed aggregates to look at now."""

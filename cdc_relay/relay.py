@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Protocol, TypeVar
 
 import structlog
@@ -34,6 +34,7 @@ from cdc_relay.parking import Parking
 from cdc_relay.position import Position
 from cdc_relay.router import Record, Router
 from cdc_relay.store import Store
+from cdc_relay.vitals import Vitals
 
 log = structlog.get_logger(__name__)
 
@@ -95,23 +96,6 @@ class Sink(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Counters:
-    """What the relay has done since it started."""
-
-    received: int = 0
-    sent: int = 0
-    parked: int = 0
-    held: int = 0
-    """Rows left pending because an earlier row of their aggregate is parked."""
-    dropped: int = 0
-    """Rows of the stream that somebody else had sent."""
-    gone: int = 0
-    """Rows that had to be read back and were not there any more."""
-    swept: int = 0
-    """Pending rows that were sent from the table."""
-
-
 class StopAskedError(Exception):
     """The relay was asked to stop while rows were in work; they stay before the checkpoint."""
 
@@ -132,7 +116,7 @@ class Relay:
         store: Store,
         stopping: threading.Event,
         tick: Callable[[], None],
-        counters: Counters,
+        vitals: Vitals,
     ) -> None:
         self._settings = settings
         self._source = source
@@ -146,13 +130,14 @@ class Relay:
         self._hand_over = HandOver(min(settings.queue_rows, _GROUP_ROWS), _GROUP_BYTES)
         self._marks = settings.mark != "none"
         self._most_owed = min(settings.queue_rows, _MOST_OWED)
-        self._marker = Marker(store)
+        self._marker = Marker(store, vitals)
         self._parking = Parking(store, settings.on_dead)
         self._checkpoint: Checkpoint = None  # type: ignore[assignment]
         self._moved: Position | None = None
         self._saved_at = 0.0
         self._finish_by = 0.0
-        self.counters = counters
+        self._vitals = vitals
+        self.counters = vitals.counters
 
     def run(self, start: Checkpoint, until: Position | None = None) -> None:
         """Carry rows from ``start`` on until ``stopping``, or until everything up to ``until`` is
@@ -190,12 +175,18 @@ class Relay:
     # --- the reader's thread ---------------------------------------------------------------------
 
     def _read(self) -> None:
+        reading = self._vitals.reading
+        reading.begin()
         try:
             for batch in self._source.batches(self._checkpoint.position):
+                reading.handing_on = True
                 if not self._hand_over.put(batch):
                     return
+                reading.handed_on()
         except BaseException as error:
             self._hand_over.fail(error)
+        finally:
+            reading.end()
 
     # --- the loop --------------------------------------------------------------------------------
 
@@ -217,9 +208,10 @@ class Relay:
 
     def _keep_up(self) -> None:
         """Take part in the group; raise what the marker cannot mend."""
-        now = time.monotonic()
+        now = self._vitals.turned = time.monotonic()
         if now >= self._next_tick:
             self._next_tick = now + _TICK_S
+            self._vitals.owed = self._marker.owed_count
             self._tick()
             self._sink.poll()
             if self._marker.error is not None:
@@ -235,6 +227,7 @@ class Relay:
     def _carry(self, group: Sequence[Batch]) -> None:
         rows = [row for batch in group for row in batch.rows]
         position = group[-1].position
+        self._vitals.commit_time = group[-1].commit_time
         if not rows:
             self._moved = position  # past other tables only: saved now and then
             return self._save()
@@ -242,7 +235,9 @@ class Relay:
         items = self._route(self._events(rows))
         faults.point("routed")
         # As a whole, with the position behind it: a part alone would come again after a crash.
+        before = self.counters.sent
         self._deliver(items, position)
+        self._note_lag(group, self.counters.sent - before)
         until = self._checkpoint.doubtful_until
         if until is not None and position.reached(until):
             self._checkpoint = replace(self._checkpoint, doubtful_until=None)
@@ -269,11 +264,7 @@ class Relay:
         while True:
             items = [item for item in items if not self._is_held(item[0])]
             checkpoint = self._next_checkpoint([event for event, _ in items], position)
-            refused = self._sink.deliver(
-                [record for _, record in items],
-                checkpoint.record(self._settings.name),
-                self._going_on,
-            )
+            refused = self._to_kafka([record for _, record in items], checkpoint)
             if not refused:
                 self._delivered([event for event, _ in items], checkpoint)
                 return
@@ -285,6 +276,31 @@ class Relay:
                     self._park(items[index][0], 0, refusal)
             gone = there | refused.keys()
             items = [item for index, item in enumerate(items) if index not in gone]
+
+    def _to_kafka(self, records: Sequence[Record], checkpoint: Checkpoint) -> dict[int, Refusal]:
+        """Give a group to the sink, timed."""
+        vitals = self._vitals
+        vitals.delivering_since = began = time.monotonic()
+        try:
+            refused = self._sink.deliver(
+                records, checkpoint.record(self._settings.name), self._going_on
+            )
+        finally:
+            vitals.delivering_since = 0.0
+        if records and not refused:
+            vitals.group_rows.note(len(records))
+            vitals.group_seconds.note(time.monotonic() - began)
+        return refused
+
+    def _note_lag(self, group: Sequence[Batch], sent: int) -> None:
+        """Count the time from commit to acknowledgement, for ``sent`` rows of the group: by the
+        last transaction of each batch, the database's clock against ours."""
+        now = time.time()
+        for batch in group:
+            rows = min(len(batch.rows), sent)
+            if rows:
+                self._vitals.lag.note(max(0.0, now - batch.commit_time / 1e6), rows)
+                sent -= rows
 
     def _is_held(self, event: OutboxEvent) -> bool:
         return self._parking.any and self._parking.holds(event)
@@ -315,6 +331,9 @@ class Relay:
         self._checkpoint = checkpoint
         self._moved = None
         self._saved_at = time.monotonic()
+        self._vitals.position, self._vitals.saved = checkpoint.position, checkpoint.time
+        self._vitals.closed = len(checkpoint.closed)
+        self._vitals.sweeping = checkpoint.sweeping
 
     def _sent(self, events: Sequence[OutboxEvent]) -> None:
         self.counters.sent += len(events)
@@ -337,7 +356,7 @@ class Relay:
 
     def _delivered_checkpoint(self, checkpoint: Checkpoint) -> None:
         faults.point("saving")
-        self._sink.deliver([], checkpoint.record(self._settings.name), self._going_on)
+        self._to_kafka([], checkpoint)
         faults.point("saved")
         self._saved(checkpoint)
 
@@ -369,7 +388,7 @@ class Relay:
             position=str(self._checkpoint.position),
             received=counters.received,
             sent=counters.sent,
-            marked=self._marker.marked,
+            marked=counters.marked,
             owed=self._marker.owed_count,
             parked=counters.parked,
             held=counters.held,
@@ -391,7 +410,7 @@ class Relay:
             if fingerprint(found.event.event_id) == prints[found.event.id]
         ]
         if owed:
-            self._patiently(lambda: self._store.mark_sent(owed))
+            self.counters.marked += self._patiently(lambda: self._store.mark_sent(owed))
         faults.point("healed")
         log.info("marks of the last run healed", owed=len(start.owed), marked=len(owed))
 
@@ -402,6 +421,7 @@ class Relay:
         stream asks the table. A crash begins the sweep again with what is still pending.
         """
         log.warning("sweeping the pending rows of the table", anchor=self._checkpoint.anchor)
+        self._vitals.sweeping = True
         scan = self._store.scan(0, _SWEEP_ROWS)
         batches = iter(scan)
         while True:
@@ -504,7 +524,8 @@ class Relay:
         self.counters.parked += 1
         faults.point("parking")
         tries = self._parking.tries.pop(event.id, tries)
-        self._patiently(lambda: self._parking.park(event, tries, refusal))
+        failure = self._patiently(lambda: self._parking.park(event, tries, refusal))
+        self.counters.dead += failure.outcome == "dead"
 
     def _retry_parked(self) -> None:
         """Try the aggregates again whose time has come, and let those flow that have nothing
@@ -532,6 +553,7 @@ class Relay:
     ) -> None:
         """Send the pending rows of a parked aggregate in order, up to the first refusal."""
         self._parking.begin_trial(aggregate)
+        self.counters.retries += sum(tries > 0 for _, tries in rows)
         items: list[_Item] = []
         for event, tries in rows:
             if tries:
@@ -559,8 +581,11 @@ class Relay:
         pause = 0.1
         while True:
             try:
-                return action()
+                result = action()
+                self._vitals.waiting = ""
+                return result
             except SourceUnavailableError as error:
+                self._vitals.waiting = f"for the database: {error}"
                 log.warning("waiting for the database", reason=str(error), retry_in_seconds=pause)
                 if self._stopping.wait(pause):
                     raise StopAskedError from None

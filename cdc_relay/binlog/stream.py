@@ -47,6 +47,7 @@ from cdc_relay.errors import (
 )
 from cdc_relay.outbox import OutboxEvent
 from cdc_relay.position import Flavor, GtidSet, MariaGtidPosition, Position
+from cdc_relay.vitals import Reading
 
 # The connection's own socket and packet methods are used below, which its type stubs do not know.
 Connection = Any
@@ -66,6 +67,7 @@ _MAX_32_BITS: Final = 0xFFFFFFFF
 # ER_SOURCE_FATAL_ERROR_READING_BINLOG, carries every such case in its text).
 _FATAL_READING: Final = 1236
 _NO_BINLOG: Final = 1381
+_SERVER_LOST: Final = 2013  # of the client: the answer did not come
 _SAME_ID: Final = 4052  # MariaDB
 _NO_GRANT: Final = (1045, 1142, 1227)
 _LOST_WORDS: Final = (
@@ -79,6 +81,10 @@ _LOST_WORDS: Final = (
     "not present in the",
 )
 _CONFLICT_WORDS: Final = ("same server_uuid", "same server_id", "same server id")
+
+
+class SilentSourceError(SourceUnavailableError):
+    """Nothing was heard within the time: the database may be well, and the wire dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +137,10 @@ class BinlogSource:
         batch_rows: int,
         idle_interval: float,
         find: Callable[[int], OutboxEvent | None],
+        reading: Reading | None = None,
     ) -> None:
-        """``find`` reads a row of any status by its key; it settles layouts that are in doubt."""
+        """``find`` reads a row of any status by its key; it settles layouts that are in doubt.
+        ``reading`` is told how the reader fares."""
         self._arguments = connect_arguments
         self._schema = schema
         self._table = table
@@ -147,9 +155,7 @@ class BinlogSource:
         self._charsets: dict[int, str] = {}
         self._stopped = threading.Event()
         self._connection: Connection | None = None
-        self.last_packet = time.monotonic()
-        """When the server was last heard of (``time.monotonic``)."""
-        self.reconnects = 0
+        self._reading = reading or Reading()
         self._again: tuple[Position, list[tuple[int, int]]] | None = None
 
     # --- the schema and the server ---------------------------------------------------------------
@@ -230,12 +236,14 @@ class BinlogSource:
                     position = self._again[0]
                     log.info("a large transaction is read again, now that it is committed")
                     continue
-                reason = "the server ended the stream"
+                reason, silent = "the server ended the stream", False
+            except SilentSourceError as error:
+                reason, silent = str(error), True
             except SourceUnavailableError as error:
-                reason = str(error)
+                reason, silent = str(error), False
             if self._stopped.is_set():
                 return
-            self.reconnects += 1
+            self._reading.lost(reason, silent=silent)
             log.warning("binlog connection lost", reason=reason, retry_in_seconds=pause)
             self._stopped.wait(pause)
             pause = min(pause * 2, 5.0)
@@ -270,6 +278,7 @@ class BinlogSource:
             with _unavailable(reading=True):
                 self._start(connection, server, start, gtids, maria)
             log.info("streaming", position=str(start), server=server.version)
+            self._reading.found()
             base = Position(start.flavor, server.identity, start.file, start.offset)
             yield from self._read(connection._sock, decoder, base)
         finally:
@@ -451,7 +460,7 @@ class BinlogSource:
         try:
             chunk = sock.recv(_TLS_RECORD if isinstance(sock, ssl.SSLSocket) else _READ_SIZE)
         except TimeoutError:
-            raise SourceUnavailableError(
+            raise SilentSourceError(
                 f"nothing was heard for {self._read_timeout:g} s (heartbeats come every "
                 f"{self._heartbeat:g} s): the connection is dead"
             ) from None
@@ -459,7 +468,7 @@ class BinlogSource:
             raise SourceUnavailableError(f"the connection broke: {error}") from None
         if not chunk:
             raise SourceUnavailableError("the server closed the connection")
-        self.last_packet = time.monotonic()
+        self._reading.heard = time.monotonic()
         if not isinstance(sock, ssl.SSLSocket):
             return chunk
         parts = [chunk]
@@ -546,6 +555,8 @@ def _unavailable(*, reading: bool = False) -> Iterator[None]:
             raise _no_grant(text) from None
         if code in (1045, 1698, 1044, 1049, 1142, 1227, 3159, 1130):
             raise SourceError(f"{text} (error {code})") from None
+        if code == _SERVER_LOST and "timed out" in text:
+            raise SilentSourceError(f"{text} (error {code})") from None
         raise SourceUnavailableError(f"{text} (error {code})") from None
     except (OSError, ssl.SSLError, pymysql.err.Error) as error:
         raise SourceUnavailableError(str(error)) from None
