@@ -140,10 +140,10 @@ class Settings(BaseModel):
     )
     batch_rows: int = Field(2000, ge=1, le=100_000, description="Rows handed on at once, at most.")
     queue_rows: int = Field(
-        20_000,
+        8_000,
         ge=1,
         le=1_000_000,
-        description="Rows in memory between reading and acknowledgement.",
+        description="Rows delivered and not yet marked, at most; also of those read ahead.",
     )
     heartbeat: PositiveSeconds = Field(5.0, description="Heartbeat interval asked of the database.")
     read_timeout: PositiveSeconds = Field(

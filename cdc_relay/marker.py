@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
 from cdc_relay import faults
 from cdc_relay.errors import SourceUnavailableError
+from cdc_relay.kafka.owed import Owed
+from cdc_relay.outbox import OutboxEvent
 from cdc_relay.store import Store
 from cdc_relay.vitals import Vitals
 
@@ -23,6 +26,21 @@ log = structlog.get_logger(__name__)
 
 _ROWS: Final = 2000
 _PAUSE_S: Final = 1.0
+
+
+class Part(NamedTuple):
+    """Rows that are marked together, and how a checkpoint stores them."""
+
+    rows: Sequence[tuple[int, str]]
+    """(id, event_id)"""
+    owed: Owed
+
+
+def parts(events: Sequence[OutboxEvent]) -> list[Part]:
+    """The marks that ``events`` will owe once they are acknowledged."""
+    rows = [(event.id, event.event_id) for event in events]
+    cut = [rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)]
+    return [Part(part, Owed.of(part)) for part in cut]
 
 
 class Marker:
@@ -33,8 +51,10 @@ class Marker:
         self._store = store
         self._vitals = vitals
         self._wake = threading.Condition()
-        self._owed: dict[int, str] = {}
+        self._parts: deque[Part] = deque()
         self._ended = False
+        self.owed_count = 0
+        """Rows that are acknowledged and not yet marked."""
         self.error: BaseException | None = None
         """What trying again cannot mend (a missing grant, a bug); the relay's thread raises it."""
         self._thread = threading.Thread(target=self._run, name="marker", daemon=True)
@@ -43,29 +63,30 @@ class Marker:
         """Start marking."""
         self._thread.start()
 
-    def owe(self, rows: Sequence[tuple[int, str]]) -> None:
-        """Add acknowledged rows, (id, event_id) each."""
+    def owe(self, added: Sequence[Part]) -> None:
+        """Add acknowledged rows."""
         with self._wake:
-            self._owed.update(rows)
+            self._parts.extend(added)
+            self.owed_count += sum(len(part.rows) for part in added)
             self._wake.notify()
 
-    @property
-    def owed_count(self) -> int:
-        """Rows that are acknowledged and not yet marked."""
-        return len(self._owed)
-
     def owed(self) -> dict[int, str]:
-        """Those rows as of now: event ids by id. Who asks the table whether a row is pending takes
-        this first: a mark may be done between the two."""
+        """What is owed as of now: event ids by id. Who asks the table whether a row is pending
+        takes this first: a mark may be done between the two."""
         with self._wake:
-            return self._owed.copy()
+            return {row_id: event_id for part in self._parts for row_id, event_id in part.rows}
+
+    def owed_with(self, added: Sequence[Part]) -> Owed:
+        """The same, and ``added``, as a checkpoint stores it."""
+        with self._wake:
+            return Owed.together(part.owed for part in (*self._parts, *added))
 
     def wait(self, timeout: float) -> bool:
         """Wait until nothing is owed; whether that is so after ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
-        while self._owed and self._thread.is_alive() and time.monotonic() < deadline:
+        while self.owed_count and self._thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.005)
-        return not self._owed
+        return not self.owed_count
 
     def stop(self, timeout: float) -> None:
         """End the thread after the statement it is in."""
@@ -77,8 +98,8 @@ class Marker:
 
     def _run(self) -> None:
         while True:
-            rows = self._next()
-            if rows is None:
+            count, rows = self._next()
+            if not rows:
                 return
             try:
                 faults.point("marking")
@@ -88,7 +109,7 @@ class Marker:
                 self._vitals.counters.marked += self._store.mark_sent(rows)
                 faults.point("marked")
             except SourceUnavailableError as error:
-                log.warning("marks wait for the database", owed=len(self._owed), reason=str(error))
+                log.warning("marks wait for the database", owed=self.owed_count, reason=str(error))
                 with self._wake:
                     self._wake.wait_for(lambda: self._ended, _PAUSE_S)
                 continue
@@ -97,24 +118,22 @@ class Marker:
                 return
             finally:
                 self._vitals.marking_since = 0.0
-            self._done(rows)
+            with self._wake:
+                for _ in range(count):
+                    self._parts.popleft()
+                self.owed_count -= len(rows)
 
-    def _next(self) -> list[tuple[int, str]] | None:
-        """The rows to mark now; None at the end."""
+    def _next(self) -> tuple[int, list[tuple[int, str]]]:
+        """The rows to mark now, and how many parts they are; none at the end."""
         with self._wake:
-            while not self._owed and not self._ended:
-                self._wake.wait()
+            self._wake.wait_for(lambda: self._parts or self._ended)
+            rows: list[tuple[int, str]] = []
             if self._ended:
-                return None
-            found: list[tuple[int, str]] = []
-            for row in self._owed.items():
-                found.append(row)
-                if len(found) >= _ROWS:
+                return 0, rows
+            count = 0
+            for part in self._parts:
+                if rows and len(rows) + len(part.rows) > _ROWS:
                     break
-            return found
-
-    def _done(self, rows: list[tuple[int, str]]) -> None:
-        with self._wake:
-            for row_id, event_id in rows:
-                if self._owed.get(row_id) == event_id:
-                    del self._owed[row_id]
+                rows += part.rows
+                count += 1
+            return count, rows

@@ -26,6 +26,7 @@ from cdc_relay.errors import (
 from cdc_relay.kafka import checkpoints
 from cdc_relay.kafka.checkpoints import Checkpoint, UnreadableCheckpointError
 from cdc_relay.kafka.membership import Membership, members
+from cdc_relay.kafka.owed import NOTHING_OWED
 from cdc_relay.kafka.sink import FencedError, IdempotentSink
 from cdc_relay.kafka.transactions import TransactionalSink
 from cdc_relay.position import Position
@@ -210,7 +211,7 @@ class Owner:
             sweeping=sweeping,
         )
         closed = last.closed if last is not None else ()
-        owed = last.owed if last is not None else ()
+        owed = last.owed if last is not None else NOTHING_OWED
         return Checkpoint(
             position, owed, closed, sweeping, anchor=reason or "first start under this name"
         )

@@ -26,9 +26,10 @@ from cdc_relay.binlog.stream import Batch
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkUnavailableError, SourceUnavailableError, UnroutableError
 from cdc_relay.handover import HandOver
-from cdc_relay.kafka.checkpoints import Checkpoint, fingerprint
+from cdc_relay.kafka.checkpoints import Checkpoint
+from cdc_relay.kafka.owed import fingerprint
 from cdc_relay.kafka.topics import Refusal
-from cdc_relay.marker import Marker
+from cdc_relay.marker import Marker, Part, parts
 from cdc_relay.outbox import PENDING, OutboxEvent
 from cdc_relay.parking import Parking
 from cdc_relay.position import Position
@@ -43,7 +44,7 @@ _Item = tuple[OutboxEvent, Record]
 
 # What may wait while a group is on its way, and so the size of the next one: a Kafka transaction
 # costs as much as some hundred rows.
-_GROUP_ROWS: Final = 2000
+_GROUP_ROWS: Final = 1000
 _GROUP_BYTES: Final = 8 * 1024 * 1024
 _SWEEP_ROWS: Final = 5000
 _TICK_S: Final = 0.1
@@ -263,14 +264,18 @@ class Relay:
         their aggregates stays behind them."""
         while True:
             items = [item for item in items if not self._is_held(item[0])]
-            checkpoint = self._next_checkpoint([event for event, _ in items], position)
+            marks = self._owing([event for event, _ in items])
+            checkpoint = self._next_checkpoint(marks, position)
             refused = self._to_kafka([record for _, record in items], checkpoint)
             if not refused:
-                self._delivered([event for event, _ in items], checkpoint)
+                faults.point("delivered")
+                self._saved(checkpoint)
+                self._sent(len(items), marks)
                 return
             there = self._sink.acknowledged
             if there:
-                self._sent([event for index, (event, _) in enumerate(items) if index in there])
+                sent = [event for index, (event, _) in enumerate(items) if index in there]
+                self._sent(len(sent), self._owing(sent))
             for index, refusal in sorted(refused.items()):
                 if not self._is_held(items[index][0]):
                     self._park(items[index][0], 0, refusal)
@@ -310,22 +315,17 @@ class Relay:
         self._keep_up()
         return not self._stopping.is_set() or time.monotonic() < self._finish_by
 
-    def _next_checkpoint(self, events: Sequence[OutboxEvent], to: Position | None) -> Checkpoint:
-        owed = self._marker.owed()
-        if self._marks:
-            owed.update((event.id, event.event_id) for event in events)
+    def _owing(self, events: Sequence[OutboxEvent]) -> list[Part]:
+        return parts(events) if self._marks else []
+
+    def _next_checkpoint(self, marks: Sequence[Part], to: Position | None) -> Checkpoint:
         return replace(
             self._checkpoint,
             position=to or self._checkpoint.position,
-            owed=[(row_id, fingerprint(event_id)) for row_id, event_id in owed.items()],
+            owed=self._marker.owed_with(marks),
             closed=self._parking.closed(),
             time=time.time(),
         )
-
-    def _delivered(self, events: Sequence[OutboxEvent], checkpoint: Checkpoint) -> None:
-        faults.point("delivered")
-        self._saved(checkpoint)
-        self._sent(events)
 
     def _saved(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -335,10 +335,10 @@ class Relay:
         self._vitals.closed = len(checkpoint.closed)
         self._vitals.sweeping = checkpoint.sweeping
 
-    def _sent(self, events: Sequence[OutboxEvent]) -> None:
-        self.counters.sent += len(events)
-        if self._marks and events:
-            self._marker.owe([(event.id, event.event_id) for event in events])
+    def _sent(self, count: int, marks: Sequence[Part]) -> None:
+        self.counters.sent += count
+        if marks:
+            self._marker.owe(marks)
 
     def _save(self, *, force: bool = False) -> None:
         """Write a checkpoint without records when something but the clock has moved, not more

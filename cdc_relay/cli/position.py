@@ -14,6 +14,7 @@ from cdc_relay.database import connect_arguments
 from cdc_relay.errors import ConfigError, PositionLostError
 from cdc_relay.kafka import checkpoints
 from cdc_relay.kafka.checkpoints import Checkpoint
+from cdc_relay.kafka.owed import NOTHING_OWED
 from cdc_relay.owner import SHARD, write_checkpoint
 from cdc_relay.position import GtidSet, Position, file_number
 
@@ -66,7 +67,7 @@ def set_(
         settings,
         Checkpoint(
             position,
-            owed=last.owed if last else (),
+            owed=last.owed if last else NOTHING_OWED,
             closed=last.closed if last else (),
             doubtful_until=server.position,
             anchor="position set by hand",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -110,6 +111,10 @@ def _run(owner: Owner, until_current: bool) -> None:
         owner.stop()
 
     stopping: list[int] = []
+    # What the start has made stays to the end. The collector would walk through all of it whenever
+    # some ten thousand rows have passed: a sixth of the relay's CPU time.
+    gc.collect()
+    gc.freeze()
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     thread = threading.Thread(target=run, name="relay")

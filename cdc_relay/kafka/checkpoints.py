@@ -11,10 +11,8 @@ from __future__ import annotations
 import json
 import struct
 import time
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 from typing import Any, Final, Self
 
 import structlog
@@ -35,6 +33,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, SinkUnavailableError
 from cdc_relay.kafka.client import base_config, create, sink_error, text
+from cdc_relay.kafka.owed import NOTHING_OWED, Owed
 from cdc_relay.position import Position
 from cdc_relay.router import Record
 
@@ -56,11 +55,6 @@ def topic_name(relay: str) -> str:
     return f"cdc-relay.{relay}.checkpoints"
 
 
-def fingerprint(event_id: str) -> int:
-    """32 bits that tell an event from another one that was given its id later (TRUNCATE)."""
-    return zlib.crc32(event_id.encode())
-
-
 class UnreadableCheckpointError(SinkError):
     """A record of the checkpoint topic that this version cannot read."""
 
@@ -70,8 +64,8 @@ class Checkpoint:
     """Everything before ``position`` is acknowledged; ``owed`` of it is not yet marked as sent."""
 
     position: Position
-    owed: Sequence[tuple[int, int]] = ()
-    """(id, fingerprint of the event id) of acknowledged rows whose mark is not known to be done."""
+    owed: Owed = NOTHING_OWED
+    """Marks of acknowledged rows that are not known to be done."""
     closed: Sequence[tuple[str, str | None]] = ()
     """(aggregate_type, aggregate_id) of the aggregates that wait behind a refused row; None in
     the second place is a whole type, whose topic cannot be written to."""
@@ -101,7 +95,7 @@ class Checkpoint:
             **({"anchor": self.anchor} if self.anchor else {}),
             "owed": len(self.owed),
         }
-        return json.dumps(head, ensure_ascii=False).encode() + b"\n" + _pack(self.owed)
+        return json.dumps(head, ensure_ascii=False).encode() + b"\n" + self.owed.packed
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
@@ -111,7 +105,7 @@ class Checkpoint:
             head: dict[str, Any] = json.loads(line)
             if head["version"] != _VERSION:
                 raise ValueError(f"version {head['version']} is not known to this relay")
-            owed = list(_unpack(tail))
+            owed = Owed.unpack(tail)
             if len(owed) != head["owed"]:
                 raise ValueError("the list of owed marks is cut")
             until = head.get("doubtful_until")
@@ -126,43 +120,6 @@ class Checkpoint:
             )
         except (ValueError, KeyError, TypeError, struct.error) as error:
             raise UnreadableCheckpointError(f"the checkpoint cannot be read: {error}") from None
-
-
-_CHUNK: Final = 1000
-_WIDTHS: Final = ((1 << 8, "B"), (1 << 16, "H"), (1 << 32, "I"), (1 << 64, "Q"))
-
-
-def _pack(owed: Sequence[tuple[int, int]]) -> bytes:
-    """Owed marks in chunks: their number, the width of the steps from one id to the next, the
-    first id, the steps, the fingerprints. Little endian."""
-    out: list[bytes] = []
-    ordered = sorted(owed)
-    for start in range(0, len(ordered), _CHUNK):
-        ids = [row_id for row_id, _ in ordered[start : start + _CHUNK]]
-        steps = [after - before for before, after in pairwise(ids)]
-        most = max(steps, default=0)
-        width = next(code for bound, code in _WIDTHS if most < bound)
-        out.append(struct.pack("<HcQ", len(ids), width.encode(), ids[0]))
-        out.append(_little(width, steps))
-        out.append(_little("I", [print_ for _, print_ in ordered[start : start + _CHUNK]]))
-    return b"".join(out)
-
-
-def _unpack(data: bytes) -> Iterator[tuple[int, int]]:
-    """The inverse of ``_pack``. Raises ``ValueError`` or ``struct.error`` for anything else."""
-    place = 0
-    while place < len(data):
-        count, width, row_id = struct.unpack_from("<HcQ", data, place)
-        place += struct.calcsize("<HcQ")
-        form = f"<{count - 1}{width.decode('ascii')}{count}I"
-        numbers = struct.unpack_from(form, data, place)
-        place += struct.calcsize(form)
-        ids = accumulate(numbers[: count - 1], initial=row_id)
-        yield from zip(ids, numbers[count - 1 :], strict=True)
-
-
-def _little(code: str, numbers: list[int]) -> bytes:
-    return struct.pack(f"<{len(numbers)}{code}", *numbers)
 
 
 def ensure_topic(settings: Settings, timeout: float = 15.0) -> None:
