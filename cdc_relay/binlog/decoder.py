@@ -110,8 +110,9 @@ FULL: Final = 3  # enough rows for one hand-over
 PAYLOAD: Final = 4  # a compressed transaction: its events are the caller's to unpack
 REREAD: Final = 5  # a transaction too large to hold: read it again, now that it is committed
 
-# Rows of one open transaction are held up to this many bytes of the log.
-_HOLD_BYTES: Final = 16 * 1024 * 1024
+# Rows of one open transaction are held up to this many bytes of the log; decoded, they take two to
+# three times as much.
+_HOLD_BYTES: Final = 4 * 1024 * 1024
 
 _crc32: Final = zlib.crc32
 _XID_TEXT: Final = re.compile(rb"X'([0-9A-Fa-f]*)',\s*X'([0-9A-Fa-f]*)',\s*(\d+)")
@@ -357,6 +358,14 @@ class Decoder:
                 # The header has 32 bits for an offset that may need more.
                 self._offset += (place - self._offset) & 0xFFFFFFFF
         try:
+            # Of every event, also of those that are passed over: their type may be damaged.
+            if (
+                checksum
+                and kind != FORMAT_DESCRIPTION
+                and kind != ROTATE
+                and _crc32(buf[start:end]) != _u32(buf, end)
+            ):
+                raise ValueError("the checksum does not match: the event is damaged")
             if kind == TABLE_MAP:
                 self._table_map(buf, start, body, end)
             elif kind == WRITE_ROWS or kind == WRITE_ROWS_V1:
@@ -364,14 +373,11 @@ class Decoder:
                 if layout is not None:
                     self._write_rows(buf, start, body, end, kind, layout)
             elif kind == QUERY:
-                self._verify(buf, start, end)
                 self._query(buf, body, end)
             elif kind == XID:
-                self._verify(buf, start, end)
                 self.commit_time = _u32(buf, start) * 1_000_000
                 self._commit()
             elif kind == GTID:
-                self._verify(buf, start, end)
                 self._begin_group()
                 self._sid = buf[body + 1 : body + 17]
                 self._tag = ""
@@ -382,18 +388,11 @@ class Decoder:
             elif kind in _PASSED:
                 pass
             elif kind == MARIA_GTID:
-                self._verify(buf, start, end)
                 self._maria_gtid(buf, start, body)
             else:
                 self._rare(buf, kind, start, body, after, end)
         except (IndexError, ValueError) as error:
             raise DecodeError(f"{self.where()}: event of type {kind}: {error}") from None
-
-    def _verify(self, buf: bytes, start: i64, end: i64) -> None:
-        """Raise for a damaged event. Called for each that decides something; those that are passed
-        over are not looked at."""
-        if self._checksum and not self._in_payload and _crc32(buf[start:end]) != _u32(buf, end):
-            raise ValueError("the checksum does not match: the event is damaged")
 
     # --- rows ----------------------------------------------------------------------------------
 
@@ -403,7 +402,6 @@ class Decoder:
             if table_id in self._tables:
                 del self._tables[table_id]
             return
-        self._verify(buf, start, end)
         shape = buf[body + 8 : end]
         layout = self._layouts.get(shape)
         if layout is None:
@@ -416,7 +414,6 @@ class Decoder:
     def _write_rows(
         self, buf: bytes, start: i64, body: i64, end: i64, kind: i64, layout: Layout
     ) -> None:
-        self._verify(buf, start, end)
         pos: i64 = body + 8
         if kind in (WRITE_ROWS, MARIA_WRITE_ROWS_COMPRESSED):
             pos += _u16(buf, pos)  # extra data; its length counts itself
@@ -433,7 +430,7 @@ class Decoder:
         self._held += end - pos
         if self._overflow:
             self._open = []
-        elif self._held > self._hold_bytes:
+        elif self._held > self._hold_bytes or (self._known and len(self._open) >= self._batch_rows):
             self._too_large()
 
     def _too_large(self) -> None:
@@ -684,10 +681,14 @@ class Decoder:
 
     def _rare(self, buf: bytes, kind: i64, start: i64, body: i64, after: i64, end: i64) -> None:
         if kind == FORMAT_DESCRIPTION:
+            if _u16(buf, body) != 4 or buf[body + 56] != _HEADER:
+                raise ValueError("not a description of version 4")
             # The last five bytes: checksum algorithm (0 none, 1 CRC32) and a checksum.
             algorithm: i64 = buf[after - 5]
             if algorithm > 1:
                 raise ValueError(f"unknown checksum algorithm {algorithm}")
+            if algorithm == 1 and not self._is_intact_format(buf, start, after - 4):
+                raise ValueError("the checksum does not match: the event is damaged")
             self._checksum = 4 if algorithm == 1 else 0
             self._tables = {}
             # What a crash of the server left open at the end of the last file was never committed.
@@ -699,7 +700,6 @@ class Decoder:
         if kind == ROTATE:
             self._rotate(buf, start, body, after)
             return
-        self._verify(buf, start, end)
         if kind == ANONYMOUS_GTID:
             self._begin_group()
             self._gno = 0
@@ -726,6 +726,14 @@ class Decoder:
             self._notice("statement")
         elif not _u16(buf, start + 17) & _IGNORABLE_FLAG:
             self._notice(f"event type {kind}")
+
+    def _is_intact_format(self, buf: bytes, start: i64, end: i64) -> bool:
+        """Whether the description's checksum fits; it is made without the flag that says that the
+        file is in use."""
+        plain = bytearray(buf[start:end])
+        plain[17] &= 0xFE
+        wanted: i64 = _u32(buf, end)
+        return _crc32(plain) == wanted or _crc32(buf[start:end]) == wanted
 
     def _tagged_gtid(self, buf: bytes, body: i64, end: i64) -> None:
         """GTID with a tag: a message of numbered fields (MySQL source documentation,
@@ -767,8 +775,9 @@ class Decoder:
         end: i64 = after
         if not made_up:
             end = after - self._checksum
-            self._verify(buf, start, end)
-        elif after - start > _HEADER + 12 and zlib.crc32(buf[start : after - 4]) == _u32(
+            if self._checksum and _crc32(buf[start:end]) != _u32(buf, end):
+                raise ValueError("the checksum does not match: the event is damaged")
+        elif after - start > _HEADER + 12 and _crc32(buf[start : after - 4]) == _u32(
             buf, after - 4
         ):
             end = after - 4  # it may come with a checksum or without: the sum itself tells

@@ -124,6 +124,29 @@ def test_logs_that_begin_anew_lose_no_row(own_shop: Harness) -> None:
     assert sorted(ids(shop)) == sorted(sent)
 
 
+def test_a_log_that_was_reset_loses_no_row(own_shop: Harness) -> None:
+    """The old checkpoint compares as behind the new end; the table tells what is pending, also
+    to a relay that is asked to end there."""
+    shop, database = own_shop, own_shop.database
+    database.sql("FLUSH BINARY LOGS")
+    relay = shop.relay()
+    expected = [shop.ins("a", {"n": 0})]
+    shop.wait_sent(1)
+    assert relay.terminate() == 0
+    if database.is_mariadb:
+        database.sql("RESET MASTER")
+    else:
+        database.sql("RESET BINARY LOGS AND GTIDS")
+    expected += [shop.ins("a", {"n": n}) for n in range(1, 4)]
+    relay = shop.spawn("start", "--until-current")
+    assert relay.wait() == 0
+    assert "position lost" in relay.text()
+    assert ids(shop) == expected
+    expected.append(shop.ins("a", {"n": 4}))
+    assert shop.spawn("start", "--until-current").wait() == 0
+    assert ids(shop) == expected
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [

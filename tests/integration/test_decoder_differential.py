@@ -440,9 +440,10 @@ def doubles(chance: random.Random) -> object:
     digits = chance.randrange(10 ** chance.randrange(1, 18))
     exponent = chance.choice([chance.randrange(-330, 290), chance.randrange(-40, 10)])
     value = chance.choice([1, -1]) * float(f"{digits}e{exponent}")
-    return repr(
-        chance.choice([value, value, round(chance.uniform(-1e6, 1e6), chance.randrange(8)), 0.0])
-    )
+    # All digits, the point before, among and behind them: the longest there are.
+    long = float(f"{chance.randrange(10**16, 10**17)}e{chance.randrange(-20, 22) - 17}")
+    small = round(chance.uniform(-1e6, 1e6), chance.randrange(8))
+    return repr(chance.choice([value, value, long, -long, small, 0.0]))
 
 
 def dates(chance: random.Random) -> str:

@@ -116,10 +116,11 @@ class Log:
     # --- events ----------------------------------------------------------------------------------
 
     def description(self, *, made_up: bool = True) -> None:
-        body = bytes(57) + bytes([1 if self.checksums else 0])
-        algorithm, self.checksums = self.checksums, False
-        event = self.event(15, body + bytes(4), place=0 if made_up else None)
-        self.checksums = algorithm
+        """It says which checksums the others have and always has one itself."""
+        body = b"\4\0" + bytes(54) + b"\x13" + bytes([1 if self.checksums else 0])
+        checksums, self.checksums = self.checksums, True
+        event = self.event(15, body, place=0 if made_up else None)
+        self.checksums = checksums
         self.feed(event)
 
     def rotate(self, file: str, offset: int = 4, *, made_up: bool = False) -> None:
