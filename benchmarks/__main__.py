@@ -1,4 +1,4 @@
-"""``python -m benchmarks [decode] [skip] [relay] [memory] [writer]``: all of them by default."""
+"""``python -m benchmarks [SCENARIO...]``: by default all that take no more than minutes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from rich.console import Console
 from benchmarks.figures import Figure, machine, table
 from benchmarks.place import METADATA, place
 from benchmarks.reader import active_decoder
-from benchmarks.scenarios import NEED_KAFKA, SCENARIOS, Plan
+from benchmarks.scenarios import NEED_KAFKA, SCENARIOS, WHEN_NAMED, Plan
 from dev.console import DevError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the table; 0 done, 1 something failed (said on stderr)."""
     arguments = _parser().parse_args(argv)
-    scenarios: list[str] = arguments.scenarios or list(SCENARIOS)
+    scenarios: list[str] = arguments.scenarios or [
+        name for name in SCENARIOS if name not in WHEN_NAMED
+    ]
     plan = Plan(arguments.orders, arguments.runs, min(arguments.slice, arguments.orders))
     # So that the servers are stopped and removed then as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -23,6 +23,8 @@ from dev.console import say
 _MIB: Final = 2**20
 # Number of the first order of a second load: above those of the first.
 _FAR: Final = 1_000_000_000
+# Their square is the million of one transaction.
+_SEED_ROWS: Final = 1000
 
 _OURS: Final[tuple[Reader, ...]] = ("ours-python", "ours")
 # The marks come last: the others would read them.
@@ -146,14 +148,42 @@ def writer(place: Place, plan: Plan) -> list[Figure]:
     return measure(place, plan.runs)
 
 
+def large(place: Place, plan: Plan) -> list[Figure]:
+    """The same where it is large: one transaction of a million rows, and 10⁷ events. Takes
+    minutes, so it runs only when it is named."""
+    figures = []
+
+    def measure(one: Relay, name: str) -> None:
+        process = one.run()
+        peak = process.peak_rss / _MIB
+        say(f"large: {name} {peak:.1f} MiB, {process.wall:.0f} s")
+        figures.append(Figure("memory", name, "MiB", [peak]))
+
+    one = _ready(place, "exactly_once", "none")
+    _load(place, "orders", _SEED_ROWS)
+    place.sql(
+        "INSERT INTO outbox_event (event_id, aggregate_type, aggregate_id, event_type, payload)"
+        " SELECT UUID(), one.aggregate_type, one.aggregate_id, one.event_type, one.payload"
+        " FROM outbox_event AS one CROSS JOIN outbox_event AS other"
+    )
+    measure(one, f"{_SEED_ROWS**2:,} rows in one transaction")
+    one = _ready(place, "exactly_once", "none")
+    count = 10**7 // workload.UNRELATED_EVENTS
+    _load(place, "unrelated", count)
+    measure(one, f"{count * workload.UNRELATED_EVENTS:,} events, unrelated")
+    return figures
+
+
 SCENARIOS: Final[dict[str, Callable[[Place, Plan], list[Figure]]]] = {
     "decode": decode,
     "skip": skip,
     "relay": relay,
     "memory": memory,
     "writer": writer,
+    "large": large,
 }
-NEED_KAFKA: Final = ("relay", "memory")
+NEED_KAFKA: Final = ("relay", "memory", "large")
+WHEN_NAMED: Final = ("large",)
 
 
 @dataclass(frozen=True)
