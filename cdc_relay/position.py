@@ -179,6 +179,9 @@ class Position:
     prepared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Keys of rows in XA transactions prepared before this place and not yet decided, by xid."""
 
+    born: int = 0
+    """When the server began ``file``, seconds since 1970; 0 is not known. RESET begins files of the
+    same names anew."""
     partial: tuple[str, int] | None = None
     """The transaction that follows, by its name, and how many of its rows are done: set only for
     a committed transaction too large for one hand-over."""
@@ -187,9 +190,9 @@ class Position:
         where = f"{self.file}:{self.offset}"
         return f"{where} ({self.gtids})" if self.gtids else where
 
-    def at(self, file: str, offset: int, gtids: str | None) -> Position:
+    def at(self, file: str, offset: int, gtids: str | None, born: int = 0) -> Position:
         """The same server's position elsewhere, at a boundary."""
-        return replace(self, file=file, offset=offset, gtids=gtids, partial=None)
+        return replace(self, file=file, offset=offset, gtids=gtids, born=born, partial=None)
 
     def inside(self, group: str, done: int) -> Position:
         """The same boundary, with ``done`` rows of the transaction that follows."""
@@ -233,6 +236,8 @@ class Position:
         }
         if self.prepared:
             value["prepared"] = {xid: _ranges(ids) for xid, ids in self.prepared.items()}
+        if self.born:
+            value["born"] = self.born
         if self.partial is not None:
             value["partial"] = list(self.partial)
         return value
@@ -254,6 +259,7 @@ class Position:
                 xid: tuple(i for first, last in ranges for i in range(first, last + 1))
                 for xid, ranges in value.get("prepared", {}).items()
             },
+            int(value.get("born", 0)),
             (str(partial[0]), int(partial[1])) if partial else None,
         )
 

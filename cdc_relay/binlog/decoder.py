@@ -81,7 +81,6 @@ _PASSED: Final = frozenset(
         ROWS_QUERY,
         UPDATE_ROWS,
         DELETE_ROWS,
-        PREVIOUS_GTIDS,
         TRANSACTION_CONTEXT,
         VIEW_CHANGE,
         PARTIAL_UPDATE_ROWS,
@@ -89,14 +88,16 @@ _PASSED: Final = frozenset(
         HEARTBEAT,
         HEARTBEAT_V2,
         MARIA_ANNOTATE_ROWS,
-        MARIA_BINLOG_CHECKPOINT,
-        MARIA_GTID_LIST,
         MARIA_UPDATE_ROWS_COMPRESSED_V1,
         MARIA_DELETE_ROWS_COMPRESSED_V1,
         MARIA_UPDATE_ROWS_COMPRESSED,
         MARIA_DELETE_ROWS_COMPRESSED,
     )
 )
+
+# What stands at the head of a file, before its first transaction. The dump's first file may be
+# entered anywhere; its head then comes with place 0 or not at all.
+_HEAD_OF_FILE: Final = (PREVIOUS_GTIDS, MARIA_BINLOG_CHECKPOINT, MARIA_GTID_LIST)
 
 _HEADER: Final = 19
 _ARTIFICIAL: Final = 0x20
@@ -198,6 +199,9 @@ class Decoder:
         self._offset: i64 = 0
         self.commit_file = ""
         self.commit_offset: i64 = 0
+        # When a file was begun, seconds since 1970: with its name, what it is. 0 is not known.
+        self._born: i64 = 0
+        self.commit_born: i64 = 0
         self.commit_time: i64 = 0
         self.rows: list[OutboxEvent | UnreadRow] = []
         self.size: i64 = 0
@@ -257,6 +261,10 @@ class Decoder:
         if self._maria is not None:
             return "-".join([str(number) for number in self._maria])
         return f"{self.commit_file}:{self.commit_offset}"
+
+    def offset(self) -> int:
+        """The running place in ``file``."""
+        return int(self._offset)
 
     def where(self) -> str:
         """The running place in the log, for messages."""
@@ -536,12 +544,17 @@ class Decoder:
         if self._savepoints:
             self._savepoints = {}
         self._in_transaction = False
-        self.commit_file = self.file
-        self.commit_offset = self._offset
         self.commits += 1
-        self.moved = True
+        self._here()
         if len(self.rows) >= self._batch_rows:
             self.stopped = FULL
+
+    def _here(self) -> None:
+        """The running place is a boundary."""
+        self.commit_file = self.file
+        self.commit_offset = self._offset
+        self.commit_born = self._born
+        self.moved = True
 
     def _close_run(self) -> None:
         if self._run_stop and self.gtids is not None:
@@ -696,6 +709,9 @@ class Decoder:
             self._overflow = False
             self._gno = 0
             self._maria = None
+            self._born = _u32(buf, start)
+            if self.commit_file == self.file:
+                self.commit_born = self._born
             return
         if kind == ROTATE:
             self._rotate(buf, start, body, after)
@@ -720,6 +736,10 @@ class Decoder:
             self._statement(_inflated(buf, text, end))
         elif kind == XA_PREPARE:
             self._xa_prepare(buf, body, end)
+        elif kind in _HEAD_OF_FILE:
+            # So the end of a log that was only rotated is reached, with or without GTIDs.
+            if not self._in_transaction and self._offset > self.commit_offset:
+                self._here()
         elif kind == INCIDENT:
             raise ValueError("the server reports lost events (INCIDENT)")
         elif kind == EXECUTE_LOAD_QUERY:
@@ -784,12 +804,25 @@ class Decoder:
         name = buf[body + 8 : end].decode()
         if _FILE_NAME.fullmatch(name) is None:
             raise ValueError(f"{name!r} is not a file of a binlog")
+        if name != self.file:
+            self._born = 0
         self.file = name
         self._offset = _u64(buf, body)
-        if not made_up and not self._in_transaction:
-            self.commit_file = self.file
-            self.commit_offset = self._offset
-            self.moved = True
+        if not made_up:
+            if not self._in_transaction:
+                self._here()
+        elif self._offset == 4 and _number(name) > _number(self.commit_file):
+            # The file before ended without a rotate event: the server has crashed, and what was
+            # open at its end was never committed.
+            self._open = []
+            self._overflow = False
+            self._begin_group()
+            self._gno = 0
+            self._here()
+
+
+def _number(file: str) -> int:
+    return int(file.rpartition(".")[2] or 0)
 
 
 def _varlen(buf: bytes, pos: i64) -> tuple[int, i64]:

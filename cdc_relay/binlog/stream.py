@@ -28,6 +28,7 @@ import structlog
 from pymysqlreplication.binlogstream import ReportSlave
 
 from cdc_relay.binlog.decoder import (
+    FORMAT_DESCRIPTION,
     NOTHING,
     PAYLOAD,
     REREAD,
@@ -61,6 +62,7 @@ _THROUGH_GTID: Final = 0x04
 _READ_SIZE: Final = 256 * 1024
 _TLS_RECORD: Final = 16 * 1024
 _TLS_READ_SIZE: Final = 128 * 1024
+_LOOK_AT_LEAST_S: Final = 2.0
 _MAX_32_BITS: Final = 0xFFFFFFFF
 
 # Server errors that end a dump and mean that the position is gone, not the server (error 1236,
@@ -187,6 +189,25 @@ class BinlogSource:
         """The end of the server's binlog now."""
         return self.inspect().position
 
+    def _begun(self, file: str) -> int:
+        """When the server began ``file``, seconds since 1970; 0 where it has no such file."""
+        with contextlib.closing(self._control()) as connection:
+            with _unavailable(), connection.cursor() as cursor:
+                cursor.execute("SHOW BINARY LOGS")
+                if file not in [row[0] for row in cursor.fetchall()]:
+                    return 0
+                cursor.execute("SET @master_binlog_checksum = @@global.binlog_checksum")
+                cursor.execute("SET @source_binlog_checksum = @@global.binlog_checksum")
+                cursor.execute("SET @mariadb_slave_capability = 4")
+            with _unavailable(reading=True):
+                command = pack("<IHI", 4, 0, random_server_id()) + file.encode()
+                self._command(connection, bytes([_COM_BINLOG_DUMP]) + command, answer=False)
+                for _ in range(3):  # a made-up rotate event, the format description
+                    event = connection._read_packet().get_all_data()
+                    if event[5] == FORMAT_DESCRIPTION:
+                        return int.from_bytes(event[1:5], "little")
+            raise DecodeError(f"{file}: no format description at its head")
+
     def _load_columns(self) -> list[SchemaColumn]:
         with contextlib.closing(self._control()) as connection, connection.cursor() as cursor:
             cursor.execute(
@@ -293,6 +314,12 @@ class BinlogSource:
             raise PositionLostError(
                 f"the checkpoint is from {start.flavor}, this server is {server.flavor}"
             )
+        if start.server == server.identity:
+            # GTIDs do not tell: after RESET they are given anew from 1.
+            if start.is_beyond(server.position):
+                raise _begun_anew(start, server.position)
+            if start.born and self._begun(start.file) not in (0, start.born):
+                raise _begun_anew(start)
         if start.gtids is not None and server.gtid:
             if server.flavor == "mariadb":
                 return None, MariaGtidPosition(start.gtids)
@@ -379,6 +406,7 @@ class BinlogSource:
     def _follow(self, sock: socket.socket, decoder: Decoder, base: Position) -> Iterator[Batch]:
         """Read large chunks, feed them, hand on what is committed."""
         last_given = time.monotonic()
+        watch = _Watch(self.current, max(self._heartbeat, _LOOK_AT_LEAST_S))
         sock.settimeout(self._read_timeout)
         packets = Packets(sock, self._receive)
         while not self._stopped.is_set():
@@ -405,6 +433,7 @@ class BinlogSource:
                     return
                 if stopped == NOTHING and not packets.has_whole():
                     break
+            watch.look(base.at(decoder.file, decoder.offset(), None))
 
     def _payload(self, packets: Packets, decoder: Decoder, base: Position) -> Iterator[Batch]:
         """Unpack a compressed transaction piece by piece: neither its packed nor its unpacked
@@ -450,7 +479,12 @@ class BinlogSource:
     @staticmethod
     def _position(decoder: Decoder, base: Position) -> Position:
         """The last boundary."""
-        position = base.at(decoder.commit_file, int(decoder.commit_offset), decoder.gtid_text())
+        position = base.at(
+            decoder.commit_file,
+            int(decoder.commit_offset),
+            decoder.gtid_text(),
+            int(decoder.commit_born),
+        )
         return position.with_prepared(decoder.prepared)
 
     def _receive(self, sock: socket.socket) -> bytes:
@@ -512,6 +546,51 @@ class BinlogSource:
         if code in (_FATAL_READING, _NO_BINLOG):
             raise SourceError(f"the server cannot read its binlog: {text} (error {code})")
         raise SourceUnavailableError(f"{text} (error {code})")
+
+
+class _Watch:
+    """Notices a dump that goes on with heartbeats only, although the log does not stand still: the
+    server follows files that RESET has taken away, for ever."""
+
+    def __init__(self, current: Callable[[], Position], pause: float) -> None:
+        self._current = current
+        self._pause = pause
+        self._next = time.monotonic() + pause
+        self._place: Position | None = None
+        self._end: Position | None = None
+        self._moves = 0
+
+    def look(self, place: Position) -> None:
+        """Take notice of the dump's ``place``; asks for the end of the log where it stands still.
+        Raises ``PositionLostError`` or, where a new dump may do better,
+        ``SourceUnavailableError``."""
+        now = time.monotonic()
+        if place != self._place:
+            self._place, self._end, self._moves = place, None, 0
+            self._next = now + self._pause
+        if now < self._next:
+            return
+        self._next = now + self._pause
+        try:
+            end = self._current()
+        except SourceUnavailableError as error:
+            log.debug("the end of the log is not known now", reason=str(error))
+            return
+        if end.server != place.server:
+            return
+        if place.is_beyond(end):
+            raise _begun_anew(place, end)
+        self._moves += self._end is not None and self._end != end
+        self._end = end
+        if self._moves > 1:
+            raise SourceUnavailableError(f"the dump stands at {place}, the log goes on to {end}")
+
+
+def _begun_anew(position: Position, end: Position | None = None) -> PositionLostError:
+    now = f", they end at {end} now" if end is not None else ""
+    return PositionLostError(
+        f"the server's binary logs were begun anew (RESET) after position {position}{now}"
+    )
 
 
 def _report(notice: str, count: int, where: str) -> None:

@@ -100,30 +100,6 @@ def test_a_purged_position_loses_no_row(own_shop: Harness) -> None:
     assert ids(shop) == expected
 
 
-def test_logs_that_begin_anew_lose_no_row(own_shop: Harness) -> None:
-    """RESET, then more transactions than the checkpoint counts: its GTIDs are all there again, and
-    stand for others."""
-    shop, database = own_shop, own_shop.database
-    relay = shop.relay()
-    sent = [shop.ins(f"k{number % 3}") for number in range(5)]
-    shop.wait_all_sent()
-    database.sql("FLUSH BINARY LOGS")
-    sent += [shop.ins(f"k{number % 3}") for number in range(5)]
-    shop.wait_all_sent()
-    assert relay.terminate() == 0, relay.text()
-    sent += [shop.ins(f"k{number % 3}") for number in range(5)]
-    database.sql("RESET MASTER" if database.is_mariadb else "RESET BINARY LOGS AND GTIDS")
-    database.sql("CREATE TABLE other (id INT AUTO_INCREMENT PRIMARY KEY)")
-    for _ in range(400):
-        database.sql("INSERT INTO other VALUES ()")
-    sent += [shop.ins(f"k{number % 3}") for number in range(5)]
-    relay = shop.relay()
-    shop.wait_all_sent()
-    assert "begun anew" in relay.text() or "never executed" in relay.text()
-    assert relay.terminate() == 0, relay.text()
-    assert sorted(ids(shop)) == sorted(sent)
-
-
 def test_a_log_that_was_reset_loses_no_row(own_shop: Harness) -> None:
     """The old checkpoint compares as behind the new end; the table tells what is pending, also
     to a relay that is asked to end there."""
@@ -145,6 +121,64 @@ def test_a_log_that_was_reset_loses_no_row(own_shop: Harness) -> None:
     expected.append(shop.ins("a", {"n": 4}))
     assert shop.spawn("start", "--until-current").wait() == 0
     assert ids(shop) == expected
+
+
+def test_logs_begun_anew_that_are_as_long_again(own_shop: Harness) -> None:
+    """Files, offsets and GTIDs are given again after RESET: they look like the old ones."""
+    shop, database = own_shop, own_shop.database
+    reset = "RESET MASTER" if database.is_mariadb else "RESET BINARY LOGS AND GTIDS"
+    relay = shop.relay()
+    for number in range(3):
+        shop.ins("a", {"n": number})
+    shop.wait_sent(3)
+    # Under the running relay: its dump goes on with heartbeats of a log that is gone.
+    database.sql(reset)
+    for number in range(3, 6):
+        shop.ins("a", {"n": number})
+    shop.wait_sent(6)
+    shop.ins("a", {"n": 6})
+    shop.wait_sent(7)
+    assert relay.terminate() == 0
+    # While it is down, and the new log is longer when it comes back.
+    database.sql("CREATE TABLE filler (id INT PRIMARY KEY AUTO_INCREMENT, filling TEXT)")
+    database.sql(reset)
+    for number in range(7, 10):
+        shop.ins("a", {"n": number})
+    for _ in range(100):
+        database.sql("INSERT INTO filler (filling) VALUES (REPEAT('x', 1000))")
+    relay = shop.relay()
+    shop.wait_sent(10)
+    shop.ins("a", {"n": 10})
+    shop.wait_sent(11)
+    assert relay.terminate() == 0, relay.text()
+    assert [message.json["n"] for message in shop.messages()] == list(range(11))
+    assert relay.text().count("begun anew") >= 1
+
+
+def test_the_end_of_the_log_is_reached_after_a_crash_of_the_server(
+    own_server: DatabaseServer, harness: MakeHarness
+) -> None:
+    """The file that the crash ended has no rotate event."""
+    with Database.create(own_server.url()) as database:
+        shop = harness(database)
+        relay = shop.relay()
+        shop.ins("a", {"n": 0})
+        shop.wait_sent(1)
+        own_server.kill()
+        own_server.start()
+        database.close()
+        shop.until(lambda: len(relay.logged("streaming")) > 1)
+        assert relay.terminate() == 0, relay.text()
+        until = shop.spawn("start", "--until-current")
+        assert until.wait(40) == 0, until.text()
+        before = shop.checkpoint()
+        assert before is not None
+        [*_, (newest, *_)] = database.sql("SHOW BINARY LOGS")
+        assert before.position.file == newest
+        shop.ins("a", {"n": 1})
+        until = shop.spawn("start", "--until-current")
+        assert until.wait(40) == 0, until.text()
+        assert [message.json["n"] for message in shop.messages()] == [0, 1]
 
 
 @pytest.mark.parametrize(

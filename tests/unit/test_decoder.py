@@ -210,7 +210,8 @@ def test_a_crash_of_the_server_ends_a_transaction_without_commit() -> None:
     log.write((2, "never"))
     log.rotate("binlog.000002", made_up=True)
     log.description(made_up=False)
-    assert place(log)[0] == "binlog.000001"
+    assert place(log) == ("binlog.000002", 4)
+    assert log.decoder.gtid_text() == f"{UUID}:1"
     log.transaction(2, (3, "b"))
     assert log.names == ["a", "b"]
     assert log.decoder.gtid_text() == f"{UUID}:1-2"
@@ -469,7 +470,7 @@ def test_rotation() -> None:
     assert place(log) == ("binlog.000003", log.offset)
 
 
-def test_a_made_up_rotation_moves_nothing() -> None:
+def test_a_made_up_rotation_moves_only_to_the_head_of_a_later_file() -> None:
     """The server sends one at the start of a dump, with whatever offset it was asked for."""
     log = Log()
     log.transaction(1, (1, "a"))
@@ -480,7 +481,10 @@ def test_a_made_up_rotation_moves_nothing() -> None:
     body = (4).to_bytes(8, "little") + b"binlog.000009"
     log.add(4, body, flags=0x20, place=0)
     assert log.decoder.file == "binlog.000009"
-    assert place(log) == before
+    # The end of a file that has no rotate event of its own: a crash of the server.
+    assert place(log) == ("binlog.000009", 4)
+    log.add(4, (4711).to_bytes(8, "little") + b"binlog.000010", flags=0x20, place=0)
+    assert place(log) == ("binlog.000009", 4)
     for name in (b"", b"binlog", b"binlog.0\xff", b"\0.000001"):
         with pytest.raises(DecodeError):
             log.add(4, (4).to_bytes(8, "little") + name, flags=0x20, place=0)
