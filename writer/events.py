@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import event as listeners
 from sqlalchemy import inspect
@@ -35,6 +36,8 @@ _WRITTEN: Final = "_written_events"
 _NEW: Final = "cdc_relay_new"
 
 _numbers = itertools.count()
+# The number at which a savepoint began. What was recorded before it was written before it.
+_began: WeakKeyDictionary[SessionTransaction, int] = WeakKeyDictionary()
 
 
 class _Recorded(NamedTuple):
@@ -144,6 +147,7 @@ def _aggregate_id(thing: RecordsEvents) -> Any:
 def _listen() -> None:
     if not listeners.contains(Session, "after_flush", _after_flush):
         listeners.listen(Session, "after_flush", _after_flush)
+        listeners.listen(Session, "after_transaction_create", _after_transaction_create)
         listeners.listen(Session, "after_soft_rollback", _after_soft_rollback)
         listeners.listen(Session, "persistent_to_transient", _persistent_to_transient)
         listeners.listen(Session, "after_transaction_end", _after_transaction_end)
@@ -169,11 +173,21 @@ def _after_flush(session: Session, _: UOWTransaction) -> None:
             session.info.setdefault(_NEW, []).append(thing)
 
 
-def _after_soft_rollback(session: Session, _: SessionTransaction) -> None:
-    """Drop what was recorded since. What was recorded before the savepoint has been written:
+def _after_transaction_create(_: Session, transaction: SessionTransaction) -> None:
+    if transaction.nested:
+        _began[transaction] = next(_numbers)
+
+
+def _after_soft_rollback(session: Session, ended: SessionTransaction) -> None:
+    """Drop what was recorded since the savepoint. What was recorded before has been written:
     begin_nested() flushes."""
     for thing in session.identity_map.values():
         thing.__dict__.pop(_PENDING, None)
+    began = _began.get(ended)
+    for thing in session.info.get(_NEW, ()) if began is not None else ():
+        written = thing.__dict__.get(_WRITTEN)
+        if written is not None:
+            written[:] = [recorded for recorded in written if recorded.number < began]
 
 
 def _persistent_to_transient(_: Session, thing: Any) -> None:

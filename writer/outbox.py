@@ -8,16 +8,16 @@ from enum import Enum
 from typing import Any, Final, NamedTuple, NotRequired, TypeAlias, TypedDict, Unpack
 from uuid import UUID
 
-from sqlalchemy import Column, MetaData, String, Table, types
+from sqlalchemy import MetaData, Table
 
 from cdc_relay.errors import EventTooLargeError
-from cdc_relay.outbox import DEFAULT_TABLE, PENDING, outbox_table
+from cdc_relay.outbox import DEFAULT_TABLE, SEQUENCE_TABLE, outbox_table
 
 from . import trace
 from .ids import uuid7
+from .insert import KEYS, Insert, Names
 from .payload import Default, Json, utc, value_size
 from .sequences import HEADER, Sequences
-from .sql import quoted, quoted_table, tuple_of
 from .targets import AsyncTarget, Target, Transaction, run_sync, transaction
 
 # A statement up to this many bytes goes out unasked; for more, the server is asked what it takes.
@@ -29,8 +29,6 @@ _STATEMENT_SIZE: Final = 1000
 """Bytes of a statement beside its rows, generously."""
 _ROW_SIZE: Final = 500
 """Bytes of a row beside payload and headers, generously."""
-
-_KEYS: Final = ("event_id", "aggregate_type", "aggregate_id", "event_type")
 
 Text: TypeAlias = str | Enum
 Id: TypeAlias = str | int | UUID | Enum
@@ -57,7 +55,8 @@ class EventFields(TypedDict):
     null is ``"null"``), bytes are a finished value. ``headers`` go to the record's headers.
     ``event_id`` is a new UUIDv7, and ``occurred_at``, an aware datetime, the database's clock
     unless given. ``aggregate_seq`` is the caller's own number of the event in its aggregate (its
-    version), for consumers that look for gaps.
+    version), for consumers that look for gaps. ``columns`` are values for columns that the service
+    added to the table.
     """
 
     aggregate_type: Text
@@ -68,6 +67,7 @@ class EventFields(TypedDict):
     event_id: NotRequired[str | UUID | None]
     occurred_at: NotRequired[datetime | None]
     aggregate_seq: NotRequired[int | None]
+    columns: NotRequired[Mapping[str, object] | None]
 
 
 _FIELDS: Final = EventFields.__annotations__.keys()
@@ -95,6 +95,7 @@ class Outbox:
         self,
         table: str | Table = DEFAULT_TABLE,
         *,
+        names: Names | None = None,
         serializer: Serializer | None = None,
         default: Default | None = None,
         max_payload_bytes: int | None = None,
@@ -104,11 +105,14 @@ class Outbox:
         ``outbox_table(metadata)`` for a session with several binds, or a reflected one where an
         older table differs from ours (lengths, no ``headers``, a BLOB payload).
 
+        ``names`` are other names of its columns, ours first (``{"event_type": "kind"}``), or
+        ``"debezium"`` for a table such as Debezium's outbox router expects.
+
         ``serializer`` makes the payload instead of JSON. ``default`` gives JSON a form for types
         of your own, as that of ``json.dumps`` does. ``max_payload_bytes`` refuses larger payloads
         before anything is written; set it below the topic's ``max.message.bytes`` with room for
         key and headers. ``sequences`` numbers the events of each aggregate (header
-        ``aggregate_seq``): True for the table ``outbox_sequence``, or that table.
+        ``aggregate_seq``): True for the table ``outbox_sequence`` beside it, or that table.
         """
         self._table = outbox_table(MetaData(), table) if isinstance(table, str) else table
         self._json = Json(default)
@@ -116,31 +120,10 @@ class Outbox:
         self._limit = max_payload_bytes
         self._sequences: Sequences | None = None
         if sequences is not False:
-            self._sequences = Sequences("outbox_sequence" if sequences is True else sequences)
-        columns = self._table.columns
-        self._lengths = {name: _length(columns[name]) for name in _KEYS}
-        self._has_headers = "headers" in columns
-        if self._sequences is not None and not self._has_headers:
+            self._sequences = Sequences(self._beside() if sequences is True else sequences)
+        self._insert = Insert(self._table, names)
+        if self._sequences is not None and not self._insert.has_headers:
             raise ValueError(f"table {self._table.name} has no column headers for aggregate_seq")
-        self._keeps_bytes = columns["payload"].type.python_type is bytes
-        values = dict.fromkeys((*_KEYS, "payload"), "%s")
-        if self._has_headers:
-            values["headers"] = "%s"
-        values |= {"status": str(PENDING), "retry_count": "0"}
-        values["updated_at"] = _now(columns["updated_at"])
-        retry_time = columns["next_retry_time"]
-        if not retry_time.nullable and retry_time.server_default is None:
-            values["next_retry_time"] = _now(retry_time)
-        # UTF-8 that the driver calls binary; the column's own character set takes it as text.
-        as_text = values | {"payload": "CONVERT(%s USING utf8mb4)"}
-        now, given = _now(columns["created_at"]), _given(columns["created_at"])
-        self._values = {
-            (is_bytes, has_time): tuple_of([*forms.values(), given if has_time else now])
-            for is_bytes, forms in ((False, values), (True, as_text))
-            for has_time in (False, True)
-        }
-        names = tuple_of([quoted(name) for name in (*values, "created_at")])
-        self._insert = f"INSERT INTO {quoted_table(self._table)} {names} VALUES "
 
     def add(
         self,
@@ -154,6 +137,7 @@ class Outbox:
         event_id: str | UUID | None = None,
         occurred_at: datetime | None = None,
         aggregate_seq: int | None = None,
+        columns: Mapping[str, object] | None = None,
     ) -> str:
         """Insert one event in the transaction of ``target`` and return its event id.
 
@@ -174,6 +158,7 @@ class Outbox:
             "event_id": event_id,
             "occurred_at": occurred_at,
             "aggregate_seq": aggregate_seq,
+            "columns": columns,
         }
         return self._write(target, [event], "outbox.add")[0]
 
@@ -194,27 +179,38 @@ class Outbox:
         """``add_all`` for an ``AsyncSession`` or ``AsyncConnection``."""
         return await run_sync(target, "outbox.add_all", lambda inner: self.add_all(inner, events))
 
+    def _beside(self) -> str:
+        """The sequence table's name, in the schema of the outbox table."""
+        schema = self._table.schema
+        return f"{schema}.{SEQUENCE_TABLE}" if schema else SEQUENCE_TABLE
+
     def _write(self, target: Target, events: Sequence[EventFields], call: str) -> list[str]:
         if not trace.active():
             rows = [self._row(event) for event in events]
             self._insert_rows(transaction(target, self._table, call), rows)
             return [row.info.event_id for row in rows]
         # One producer span; its context goes into the headers of events that bring none.
-        one = len(events) == 1
-        event_id = str(events[0].get("event_id") or uuid7()) if one else None
-        kind = _plain(events[0]["aggregate_type"], "aggregate_type")
-        with trace.create_span(kind, events=len(events), event_id=event_id) as carrier:
-            rows = []
-            for event in events:
-                fields = event.copy()
-                headers = fields.get("headers")
-                if event_id is not None:
-                    fields["event_id"] = event_id
-                if carrier and self._has_headers and "traceparent" not in (headers or ()):
-                    fields["headers"] = {**carrier, **(headers or {})}
-                rows.append(self._row(fields))
+        first = events[0]
+        event_id = None
+        if len(events) == 1:
+            event_id = first.get("event_id") or uuid7()
+        with trace.create_span(
+            first.get("aggregate_type"), events=len(events), event_id=event_id
+        ) as carrier:
+            rows = [self._row(self._with_context(event, carrier, event_id)) for event in events]
             self._insert_rows(transaction(target, self._table, call), rows)
         return [row.info.event_id for row in rows]
+
+    def _with_context(
+        self, event: EventFields, carrier: Mapping[str, str], event_id: str | UUID | None
+    ) -> EventFields:
+        fields = event.copy()
+        headers = fields.get("headers")
+        if event_id is not None:
+            fields["event_id"] = event_id
+        if carrier and self._insert.has_headers and "traceparent" not in (headers or ()):
+            fields["headers"] = {**carrier, **(headers or {})}
+        return fields
 
     # --- rows to statements --------------------------------------------------------------------
 
@@ -229,7 +225,9 @@ class Outbox:
             room = min(room, _INSERT_SIZE)
         for chunk in _chunks(rows, room):
             values = ", ".join([row.values_sql for row in chunk])
-            inside.insert(self._insert + values, [part for row in chunk for part in row.parameters])
+            inside.insert(
+                self._insert.head + values, [part for row in chunk for part in row.parameters]
+            )
 
     def _refuse_too_large(self, rows: list[_Row], packet: int) -> None:
         for row in rows:
@@ -247,7 +245,7 @@ class Outbox:
         for row, number in zip(without, numbers, strict=True):
             # The headers' place in the statement: behind the keys and the payload.
             text = self._json.headers({**(row.headers or {}), HEADER: number})
-            row.parameters[len(_KEYS) + 1] = text
+            row.parameters[len(KEYS) + 1] = text
 
     # --- one event to a row --------------------------------------------------------------------
 
@@ -275,34 +273,55 @@ class Outbox:
         size = _ROW_SIZE + _escaped(body)
         if aggregate_seq is not None:
             headers = {**(headers or {}), HEADER: _whole_number(aggregate_seq)}
-        if self._has_headers:
+        if self._insert.has_headers:
             text = self._json.headers(headers)
             parameters.append(text)
             size += _escaped(text)
         elif headers is not None:
             raise ValueError(f"table {self._table.name} has no column headers to keep them in")
-        is_text_as_bytes = isinstance(body, bytes) and not self._keeps_bytes
+        is_text_as_bytes = isinstance(body, bytes) and not self._insert.keeps_bytes
         if occurred_at is not None:
+            if not self._insert.has_time:
+                raise ValueError(f"table {self._table.name} has no column created_at")
             parameters.append(utc(occurred_at).strftime("%Y-%m-%d %H:%M:%S.%f"))
+        own = event.get("columns") or {}
+        if own:
+            parameters += self._own(own)
+            size += sum([_escaped(str(value)) for value in own.values()])
         return _Row(
             info,
-            self._values[is_text_as_bytes, occurred_at is not None],
+            self._insert.values(as_text=is_text_as_bytes, timed=occurred_at is not None, own=own),
             parameters,
             headers,
             aggregate_seq is not None,
             size,
         )
 
+    def _own(self, columns: Mapping[str, object]) -> list[object]:
+        """The parameters of the service's own columns, in the statement's order."""
+        unknown = columns.keys() - set(self._insert.own)
+        if unknown:
+            raise ValueError(
+                f"columns: table {self._table.name} has no column {min(unknown)!r} of the "
+                "service's own (give Outbox the table as it is, reflected or declared)"
+            )
+        return [columns[name] for name in self._insert.own if name in columns]
+
     def _body(self, payload: object, info: EventInfo) -> str | bytes | None:
         body: str | bytes | None
-        if self._serializer is not None and payload is not None:
-            body = self._serializer(payload, info)
-        else:
-            body = self._json.payload(payload)
+        try:
+            if self._serializer is not None and payload is not None:
+                body = self._serializer(payload, info)
+            else:
+                body = self._json.payload(payload)
+        except (TypeError, ValueError) as error:
+            error.add_note(f"in the payload of {_named(info)}")
+            raise
         if isinstance(body, str):
-            if self._keeps_bytes:
+            # As bytes, other characters do not depend on the connection's character set.
+            if self._insert.keeps_bytes or not body.isascii():
                 body = body.encode()
-        elif body is not None and not self._keeps_bytes:
+        elif body is not None and not self._insert.keeps_bytes:
             try:
                 body.decode()
             except UnicodeDecodeError:
@@ -326,7 +345,7 @@ class Outbox:
             value = _plain(value, name)
         if not value:
             raise ValueError(f"{name} is empty")
-        longest = self._lengths[name]
+        longest = self._insert.lengths[name]
         if longest is not None and len(value) > longest:
             raise ValueError(f"{name} has {len(value)} characters; the column takes {longest}")
         return value
@@ -359,15 +378,17 @@ def _whole_number(number: object) -> int:
     return number
 
 
+_ESCAPED: Final = (b'"', b"'", b"\\", b"\0", b"\n", b"\r", b"\x1a")
+
+
 def _escaped(body: str | bytes | None) -> int:
     """Bytes of a literal of ``body`` in a statement, at most: quotes and backslashes double."""
     if body is None:
         return 4
-    if isinstance(body, bytes):
-        return 2 * len(body)
     if len(body) < 10_000:
-        return 8 * len(body)
-    return len(body.encode()) + body.count('"') + body.count("\\") + body.count("'")
+        return 2 * len(body)
+    data = body.encode() if isinstance(body, str) else body
+    return len(data) + sum([data.count(byte) for byte in _ESCAPED])
 
 
 def _chunks(rows: list[_Row], room: int) -> Iterator[list[_Row]]:
@@ -381,22 +402,3 @@ def _chunks(rows: list[_Row], room: int) -> Iterator[list[_Row]]:
         size += row.size
     if chunk:
         yield chunk
-
-
-def _length(column: Column[Any]) -> int | None:
-    return column.type.length if isinstance(column.type, String) else None
-
-
-# A DATETIME column holds UTC as it is. A TIMESTAMP column, which an older table may have, takes
-# times in the session's zone, whatever that is.
-
-
-def _now(column: Column[Any]) -> str:
-    is_timestamp = isinstance(column.type, types.TIMESTAMP)
-    return "CURRENT_TIMESTAMP(6)" if is_timestamp else "UTC_TIMESTAMP(6)"
-
-
-def _given(column: Column[Any]) -> str:
-    if isinstance(column.type, types.TIMESTAMP):
-        return "FROM_UNIXTIME(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', %s) * 0.000001)"
-    return "%s"

@@ -160,7 +160,7 @@ def _form(value: Any) -> object:
             return value.model_dump()
         if hasattr(type(value), "__attrs_attrs__"):
             return {field.name: getattr(value, field.name) for field in value.__attrs_attrs__}
-    raise TypeError(f"{_kind(value)} has no JSON form; see writer.payload")
+    raise TypeError(f"{_kind(value)} has no JSON form: convert it, or give Outbox a default")
 
 
 def _kind(value: object) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from typing import Final
 
 _API: Final = "opentelemetry.trace"
@@ -23,7 +24,7 @@ def active() -> bool:
 
 @contextmanager
 def create_span(
-    aggregate_type: str, *, events: int = 1, event_id: str | None = None
+    aggregate_type: object, *, events: int, event_id: object
 ) -> Iterator[dict[str, str]]:
     """Open a producer span around an INSERT and give the headers that carry its context
     (``traceparent``, ``tracestate``, ``baggage``); empty where no SDK is set up."""
@@ -35,9 +36,11 @@ def create_span(
         "messaging.operation.type": "create",
     }
     if event_id is not None:
-        attributes["messaging.message.id"] = event_id
+        attributes["messaging.message.id"] = str(event_id)
     else:
         attributes["messaging.batch.message_count"] = events
+    if isinstance(aggregate_type, Enum):
+        aggregate_type = aggregate_type.value
     tracer = trace.get_tracer(_SCOPE)
     with tracer.start_as_current_span(
         f"create {aggregate_type}", kind=trace.SpanKind.PRODUCER, attributes=attributes

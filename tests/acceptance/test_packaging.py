@@ -63,9 +63,14 @@ def test_writer_works_where_only_sqlalchemy_is_installed(wheel: Path, tmp_path: 
     _pip(python, "install", "SQLAlchemy")
     _pip(python, "install", "--no-deps", str(wheel))
     code = (
-        "from sqlalchemy import MetaData\n"
-        "from writer import NotInTransactionError, Outbox, outbox_table\n"
-        "Outbox()\n"
+        "import sys\n"
+        "from sqlalchemy import MetaData, orm\n"
+        "from sqlalchemy.dialects import mysql\n"
+        "before = set(sys.modules)\n"
+        "from writer import Inbox, NotInTransactionError, Outbox, RecordsEvents, outbox_table\n"
+        "Outbox(sequences=True), Inbox('points', sequences=True)\n"
+        "top = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "assert top - sys.stdlib_module_names <= {'cdc_relay', 'sqlalchemy', 'writer'}, top\n"
         "print(outbox_table(MetaData()).name)\n"
     )
     # -I: neither the checkout nor this environment's variables get into it.

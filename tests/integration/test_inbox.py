@@ -184,6 +184,50 @@ consumer.close()
     assert [row[0] for row in repeats] == [39] * 20
 
 
+def test_a_group_whose_members_are_killed(shop: Shop) -> None:
+    """Rebalances and kill -9 among four members of one group: each event is handled once."""
+    code = """
+import sys
+from confluent_kafka import Consumer
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import sessionmaker
+from writer import Inbox
+url, kafka, topic = sys.argv[1:]
+consumer = Consumer({"bootstrap.servers": kafka, "group.id": topic, "enable.auto.commit": False,
+                     "auto.offset.reset": "earliest", "session.timeout.ms": 6000})
+consumer.subscribe([topic])
+def handler(session, event):
+    session.execute(text("INSERT INTO points VALUES (:id, SLEEP(0.005))"), {"id": event.event_id})
+Inbox("points").consume(consumer, sessionmaker(create_engine(url)), handler)
+"""
+    command = [sys.executable, "-c", code, shop.database.text, shop.kafka, shop.topic]
+    expected = [f"e-{number}" for number in range(300)]
+    for event_id in [*expected, *expected[:100]]:
+        shop.producer.produce(
+            shop.topic, key=event_id[-1], value=b"{}", headers={"id": event_id.encode()}
+        )
+    assert shop.producer.flush(30) == 0
+    processes = [subprocess.Popen(command, cwd=ROOT) for _ in range(4)]
+    try:
+        deadline = time.monotonic() + 90
+        for goal in (20, 80, 160):
+            while len(shop.handled()) < goal:
+                assert time.monotonic() < deadline, f"{len(shop.handled())} handled"
+                time.sleep(0.02)
+            victim = processes.pop(0)
+            victim.kill()
+            victim.wait(10)
+            processes.append(subprocess.Popen(command, cwd=ROOT))
+        while len(set(shop.handled())) < len(expected):
+            assert time.monotonic() < deadline, f"{len(shop.handled())} handled"
+            time.sleep(0.1)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(10)
+    assert sorted(shop.handled()) == sorted(expected)
+
+
 def test_a_consumer_that_is_killed_after_the_commit(shop: Shop) -> None:
     """The offset was never committed: the event comes again and is not handled again."""
     shop.send("e-1")

@@ -253,10 +253,12 @@ def test_payload_survives_any_connection_charset(
     said = {"text": "naïve 订单 \U0001f600 \\ ' \" %s %% \u2028"}
     connection = database.connect(charset=charset)
     outbox.add(connection, **{**EVENT, "payload": said}, headers=said)
+    outbox.add(connection, **{**EVENT, "payload": json.dumps(said, ensure_ascii=False)})
     connection.commit()
     connection.close()
-    [(payload, headers)] = database.sql("SELECT payload, headers FROM outbox_event")
+    [(payload, headers), (text, _)] = database.sql("SELECT payload, headers FROM outbox_event")
     assert json.loads(payload) == said
+    assert json.loads(text) == said
     assert json.loads(headers) == said
 
 
@@ -429,6 +431,61 @@ def test_older_table_is_served_by_reflection(database: Database, engine: Engine)
     assert first[:3] == (b"\x00\xff'", 0, 1)
     assert second[0] == b'{"a":1}'
     assert second[3] == datetime(2026, 3, 1, 12, 0, 0, 500000)
+
+
+DEBEZIUM = """
+CREATE TABLE outbox (
+  id CHAR(36) PRIMARY KEY,
+  aggregatetype VARCHAR(255) NOT NULL,
+  aggregateid VARCHAR(255) NOT NULL,
+  type VARCHAR(255) NOT NULL,
+  payload JSON
+)"""
+
+
+def test_a_table_of_debeziums_router(database: Database, engine: Engine) -> None:
+    database.sql(DEBEZIUM)
+    table = Table("outbox", MetaData(), autoload_with=engine)
+    outbox = Outbox(table, names="debezium")
+    with engine.begin() as connection:
+        first = outbox.add(connection, **EVENT)
+        outbox.add_all(connection, [{**EVENT, "payload": None, "event_id": "e-2"}])  # type: ignore[typeddict-item]
+        with pytest.raises(ValueError, match="has no column created_at"):
+            outbox.add(connection, **EVENT, occurred_at=datetime.now(UTC))
+        with pytest.raises(ValueError, match="has no column headers"):
+            outbox.add(connection, **EVENT, headers={"a": "b"})
+    rows = database.sql(
+        "SELECT id, aggregatetype, aggregateid, type, payload IS NULL FROM outbox ORDER BY id"
+    )
+    assert rows == (
+        (first, "order", "7", "ORDER_CREATED", 0),
+        ("e-2", "order", "7", "ORDER_CREATED", 1),
+    )
+    with pytest.raises(ValueError, match="table outbox has no column event_id for event_id"):
+        Outbox(table)
+    with pytest.raises(ValueError, match="names: 'kind' is no column of an outbox table"):
+        Outbox(table, names={"kind": "type"})
+
+
+def test_columns_of_the_services_own(database: Database, engine: Engine) -> None:
+    database.create_outbox()
+    database.sql(
+        "ALTER TABLE outbox_event ADD COLUMN tenant_id INT NOT NULL DEFAULT 9,"
+        " ADD COLUMN note VARCHAR(20) NULL, CHANGE event_type kind VARCHAR(128) NOT NULL"
+    )
+    table = Table("outbox_event", MetaData(), autoload_with=engine)
+    outbox = Outbox(table, names={"event_type": "kind"})
+    with engine.begin() as connection:
+        outbox.add(connection, **EVENT, columns={"note": "50%", "tenant_id": 5})
+        outbox.add_all(connection, [{**EVENT, "columns": {"note": "x"}}, EVENT])  # type: ignore[list-item]
+        with pytest.raises(ValueError, match="no column 'status' of the service's own"):
+            outbox.add(connection, **EVENT, columns={"status": 1})
+    rows = database.sql("SELECT kind, tenant_id, note FROM outbox_event ORDER BY id")
+    assert rows == (
+        ("ORDER_CREATED", 5, "50%"),
+        ("ORDER_CREATED", 9, "x"),
+        ("ORDER_CREATED", 9, None),
+    )
 
 
 def test_another_schema_and_a_table_name_with_percent(database: Database, engine: Engine) -> None:

@@ -13,11 +13,20 @@ from pydantic import BaseModel
 from sqlalchemy import Engine, ForeignKey, create_engine
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    MappedAsDataclass,
+    Session,
+    mapped_column,
+    relationship,
+)
+from sqlalchemy.orm import sessionmaker as session_maker
 
 from tests.support import drivers
 from tests.support.sql import Database
 from writer import Outbox, RecordsEvents
+from writer.events import _aggregate_id
 
 
 @dataclass
@@ -214,6 +223,95 @@ def test_a_new_object_that_is_added_again_tells_its_events_again(
         order.id = None  # type: ignore[assignment]
         session.add(order)
     assert [row.split()[0] for row in rows(database)] == ["ORDER_PLACED", "ORDER_PAID"]
+
+
+def test_what_a_savepoint_took_is_not_told_when_the_object_is_added_again(
+    database: Database, engine: Engine
+) -> None:
+    order = Order(5)
+    with Session(engine) as session:
+        session.add(order)
+        session.flush()
+        with session.begin_nested() as savepoint:
+            order.pay("card")
+            session.flush()
+            savepoint.rollback()
+        order.record(Renamed(name="x"))
+        session.flush()
+        session.rollback()
+        assert not order.paid
+        order.id = None  # type: ignore[assignment]
+        session.add(order)
+        session.commit()
+    assert [row.split()[0] for row in rows(database)] == ["ORDER_PLACED", "ORDER_RENAMED"]
+
+
+def test_recorded_after_a_commit_and_rolled_back(database: Database, engine: Engine) -> None:
+    """Nothing but the recording happened in that transaction."""
+    with Session(engine) as session:
+        order = Order(5)
+        session.add(order)
+        session.commit()
+        order.record(Renamed(name="x"))
+        session.rollback()
+        order.record(Renamed(name="y"))
+        order.record(Renamed(name="z"))
+        session.rollback()
+        session.commit()
+    assert rows(database) == ["ORDER_PLACED order 1"]
+
+
+def test_other_styles_of_mapping(database: Database, engine: Engine) -> None:
+    """Mapped dataclasses, an outbox on the base class, a sessionmaker made before, inheritance."""
+    Sessions = session_maker(engine)  # noqa: N806
+
+    class DataBase(MappedAsDataclass, DeclarativeBase):
+        pass
+
+    class Base2(RecordsEvents, DeclarativeBase):
+        __outbox__ = Outbox()
+
+    class Line(RecordsEvents, DataBase):
+        __tablename__ = "order_lines"
+        __outbox__ = Outbox()
+        __aggregate_id__ = "order_id"
+
+        order_id: Mapped[int] = mapped_column(primary_key=True)
+        sku: Mapped[str] = mapped_column(primary_key=True)
+
+    class Thing(Base2):
+        __tablename__ = "orders"
+        __mapper_args__: ClassVar[dict[str, Any]] = {
+            "polymorphic_on": "total",
+            "polymorphic_identity": 1,
+        }
+        id: Mapped[int] = mapped_column(primary_key=True)
+        total: Mapped[int]
+        paid: Mapped[bool] = mapped_column(default=False)
+
+    class SpecialThing(Thing):
+        __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": 2}
+
+    with Sessions.begin() as session:
+        line, special = Line(order_id=3, sku="a"), SpecialThing()
+        line.record(LineAdded(sku="a"))
+        special.record(Renamed(name="x"))
+        session.add_all([line, special])
+    assert rows(database) == ["LINE_ADDED line 3", "ORDER_RENAMED thing 1"]
+
+
+def test_a_composite_key_needs_a_name() -> None:
+    class Base3(RecordsEvents, DeclarativeBase):
+        __outbox__ = Outbox()
+
+    class Part(Base3):
+        __tablename__ = "parts"
+        a: Mapped[int] = mapped_column(primary_key=True)
+        b: Mapped[int] = mapped_column(primary_key=True)
+
+    part = Part(a=1, b=2)
+    with pytest.raises(TypeError, match="primary key of 2 columns: name the attribute"):
+        _aggregate_id(part)
 
 
 def test_a_failed_flush_leaves_nothing(database: Database, engine: Engine) -> None:
