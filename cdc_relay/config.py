@@ -107,6 +107,16 @@ class Settings(BaseModel):
         "outbox.event.{aggregate_type}",
         description="Topic template; {aggregate_type}, {event_type}.",
     )
+    format: Literal["raw", "cloudevents", "cloudevents-structured"] = Field(
+        "raw", description="Form of a record: the payload itself, or CloudEvents 1.0."
+    )
+    cloudevents_source: str = Field(
+        "/cdc-relay",
+        min_length=1,
+        max_length=500,
+        pattern=r"^[!-~]+$",
+        description="CloudEvents: the source attribute, a URI reference that names your service.",
+    )
     delivery: Literal["exactly_once", "at_least_once"] = Field(
         "exactly_once", description="Delivery guarantee."
     )

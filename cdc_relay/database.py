@@ -22,10 +22,10 @@ import pymysql
 from sqlalchemy import Connection, Engine, create_engine, event, exc
 from sqlalchemy.engine import URL
 
+from cdc_relay.cloudevents import PayloadKind
 from cdc_relay.config import Settings
 from cdc_relay.errors import ConfigError, SourceError, SourceUnavailableError
 from cdc_relay.outbox import OPTIONAL_COLUMNS, REQUIRED_COLUMNS
-from cdc_relay.router import PayloadKind
 
 _CONNECT_TIMEOUT_S: Final = 10
 # Long enough for a count over a large table; short enough that a dead link is noticed.

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
+from cdc_relay import cloudevents
+from cdc_relay.cloudevents import PayloadKind
 from cdc_relay.errors import UnroutableError
 from cdc_relay.outbox import OutboxEvent
 
@@ -18,8 +21,9 @@ _TOPIC_FIELDS: Final = ("aggregate_type", "event_type")
 _PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 # https://kafka.apache.org/documentation: letters, digits, '.', '_', '-'; at most 249 characters.
 _LEGAL_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
-PayloadKind = Literal["json", "text", "binary"]
-"""What the payload column holds: JSON, other text (sent as UTF-8), or bytes."""
+Format = Literal["raw", "cloudevents", "cloudevents-structured"]
+"""Raw: the payload is the value, and the headers of ours describe it. CloudEvents in binary mode:
+``ce_`` headers besides. Structured: the value is a CloudEvents document."""
 
 _CONTENT_TYPES: Final[dict[str, bytes]] = {
     "json": b"application/json",
@@ -29,6 +33,10 @@ _CONTENT_TYPES: Final[dict[str, bytes]] = {
 # Consumers rely on these; an entry of the row's headers may not stand beside or instead of one.
 RESERVED_HEADERS: Final = frozenset(
     ("id", "event_type", "aggregate_type", "aggregate_id", "occurred_at", "content-type")
+)
+_CLOUDEVENTS_HEADERS: Final = frozenset(
+    f"ce_{name}"
+    for name in ("specversion", "id", "source", "type", "subject", "time", "aggregatetype")
 )
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -65,11 +73,21 @@ class Router:
     refused as it is, never cleaned, because cleaning would merge two aggregate types. One thread.
     """
 
-    def __init__(self, topic_template: str, payload_kind: PayloadKind = "json") -> None:
+    def __init__(
+        self,
+        topic_template: str,
+        payload_kind: PayloadKind = "json",
+        form: Format = "raw",
+        cloudevents_source: str = "/cdc-relay",
+    ) -> None:
         check_template(topic_template)
         self._template = topic_template
         self._topics: dict[tuple[str, str], str] = {}
+        self._kind = payload_kind
         self._content_type = _CONTENT_TYPES[payload_kind]
+        self._raw = form == "raw"
+        self._structured = form == "cloudevents-structured"
+        self._source = cloudevents_source
         self._second: int | None = None
         self._second_text = ""
 
@@ -92,13 +110,26 @@ class Router:
         ]
         timestamp_ms = 0
         created_at = event.created_at
+        time = None
         if created_at is not None:
-            headers.append(("occurred_at", self._rfc3339(created_at)))
+            time = self._rfc3339(created_at)
+            headers.append(("occurred_at", time))
             timestamp_ms = created_at // 1000
-        headers.append(("content-type", self._content_type))
+        value = event.payload
+        content_type = self._content_type
+        if not self._raw:
+            # A tombstone has no value to hold a document: its attributes are headers in any case.
+            if self._structured and value is not None:
+                content_type = cloudevents.STRUCTURED_TYPE
+                value = cloudevents.structured_value(
+                    event, self._source, time, self._kind, self._content_type.decode()
+                )
+            else:
+                headers += cloudevents.binary_headers(event, self._source.encode(), time)
+        headers.append(("content-type", content_type))
         if event.headers is not None:
-            headers += _row_headers(event.headers)
-        return Record(topic, key, event.payload, headers, timestamp_ms)
+            headers += _row_headers(event.headers, () if self._raw else _CLOUDEVENTS_HEADERS)
+        return Record(topic, key, value, headers, timestamp_ms)
 
     def _topic(self, aggregate_type: str, event_type: str) -> str:
         fields = {"aggregate_type": aggregate_type, "event_type": event_type}
@@ -124,7 +155,7 @@ class Router:
         return f"{self._second_text}.{fraction:06d}Z".encode()
 
 
-def _row_headers(text: bytes) -> list[tuple[str, bytes | None]]:
+def _row_headers(text: bytes, ours: Collection[str] = ()) -> list[tuple[str, bytes | None]]:
     """The entries of the row's ``headers`` object: strings as they are, null as null, everything
     else as its JSON text (``3``, ``true``, ``{"a": 1}``)."""
     try:
@@ -137,7 +168,7 @@ def _row_headers(text: bytes) -> list[tuple[str, bytes | None]]:
         raise UnroutableError(f"headers is a JSON {type(entries).__name__}, not an object")
     result: list[tuple[str, bytes | None]] = []
     for name, value in entries.items():
-        if name in RESERVED_HEADERS:
+        if name in RESERVED_HEADERS or name in ours:
             raise UnroutableError(f"headers holds {name!r}, a name of the record's own headers")
         if value is None:
             result.append((name, None))

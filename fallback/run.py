@@ -61,7 +61,9 @@ def run(settings: Settings, *, loop: bool = False) -> Summary:
             store.check_update()
             compensator = Compensator(
                 store,
-                Router(settings.topic, shape.payload_kind),
+                Router(
+                    settings.topic, shape.payload_kind, settings.format, settings.cloudevents_source
+                ),
                 lambda: _open_sink(settings),
                 older_than_s=settings.older_than,
                 batch=settings.batch,

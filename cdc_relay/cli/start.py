@@ -66,7 +66,9 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
         owner = Owner(
             settings,
             lambda: binlog_source(settings, shape, store, 0.0 if until_current else None),
-            Router(settings.topic, shape.payload_kind),
+            Router(
+                settings.topic, shape.payload_kind, settings.format, settings.cloudevents_source
+            ),
             store,
         )
         _run(owner, until_current)

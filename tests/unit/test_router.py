@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from cloudevents.core.bindings.kafka import KafkaMessage, from_kafka
+from cloudevents.core.formats.json import JSONFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -201,3 +204,69 @@ def test_a_row_without_an_event_id_is_parked_not_sent() -> None:
 def test_headers_of_the_row_do_not_repeat_the_records_own(name: str) -> None:
     with pytest.raises(UnroutableError, match="own headers"):
         route(headers=f'{{"{name}": "other"}}'.encode())
+
+
+# --- CloudEvents ----------------------------------------------------------------------------------
+
+
+def as_event(record: Record) -> Any:
+    """The record as the CloudEvents SDK reads it."""
+    assert record.value is not None
+    carried = {name: value for name, value in record.headers if value is not None}
+    message = KafkaMessage(headers=carried, key=record.key, value=record.value)
+    return from_kafka(message, JSONFormat())
+
+
+@pytest.mark.parametrize("form", ["cloudevents", "cloudevents-structured"])
+@pytest.mark.parametrize(
+    ("kind", "payload", "data", "content_type"),
+    [
+        ("json", b'{"a": 1, "b": "\xc3\xa9"}', {"a": 1, "b": "é"}, "application/json"),
+        ("json", b"null", None, "application/json"),
+        ("text", 'say "é"\n'.encode(), 'say "é"\n', "text/plain; charset=utf-8"),
+        ("binary", b"\0\xff", b"\0\xff", "application/octet-stream"),
+    ],
+)
+def test_a_cloudevent_of_either_form(
+    form: Any, kind: Any, payload: bytes, data: object, content_type: str
+) -> None:
+    row = EVENT._replace(payload=payload, headers=b'{"traceparent": "00-a-b-01"}')
+    record = Router("t", kind, form, "/shop").route(row)
+    event = as_event(record)
+    assert event.get_data() == data
+    assert event.get_attributes() == {
+        "specversion": "1.0",
+        "id": "e-1",
+        "source": "/shop",
+        "type": "CREATED",
+        "subject": "7",
+        "time": datetime(2026, 3, 1, 12, 0, 0, 1, UTC),
+        "datacontenttype": content_type,
+        "aggregatetype": "order",
+        "partitionkey": "7",
+    }
+    assert headers(record)["traceparent"] == b"00-a-b-01"
+    assert headers(record)["id"] == b"e-1"
+    if form == "cloudevents":
+        assert record.value == payload
+    elif kind == "json":
+        assert payload in (record.value or b"")  # digit for digit
+
+
+@pytest.mark.parametrize("form", ["cloudevents", "cloudevents-structured"])
+def test_a_cloudevent_that_is_a_tombstone_or_has_no_time(form: Any) -> None:
+    record = Router("t", "json", form).route(EVENT._replace(payload=None, created_at=None))
+    assert record.value is None
+    assert headers(record)["ce_id"] == b"e-1"
+    assert headers(record)["content-type"] == b"application/json"
+    assert "ce_time" not in headers(record)
+
+
+@pytest.mark.parametrize("form", ["cloudevents", "cloudevents-structured"])
+def test_what_cannot_be_a_cloudevent(form: Any) -> None:
+    router = Router("t", "json", form)
+    with pytest.raises(UnroutableError, match="event_type is empty"):
+        router.route(EVENT._replace(event_type=""))
+    with pytest.raises(UnroutableError, match="ce_id"):
+        router.route(EVENT._replace(headers=b'{"ce_id": "x"}'))
+    assert headers(Router("t").route(EVENT._replace(headers=b'{"ce_id": "x"}')))["ce_id"] == b"x"
