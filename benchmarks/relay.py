@@ -7,7 +7,10 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from benchmarks.place import Place
@@ -33,28 +36,9 @@ class Relay:
 
     def run(self) -> Process:
         """Run until everything that is committed now is sent, marked and checkpointed."""
-        ours = {
-            "DATABASE_URL": self.place.url,
-            "KAFKA_BOOTSTRAP": self.place.kafka.bootstrap,
-            "NAME": self.name,
-            "TOPIC": f"{self.name}.event.{{aggregate_type}}",
-            "DELIVERY": self.delivery,
-            "MARK": self.mark,
-            "HTTP": "off",
-            "LOG_FORMAT": "json",
-        }
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("CDC_RELAY_")}
-        log = self.place.home / f"{self.name}.log"
         cpu = _children_cpu()
         start_ms = time.time() * 1000
-        with log.open("ab") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "cdc_relay", "start", "--until-current"],
-                env={**clean, **{f"CDC_RELAY_{key}": value for key, value in ours.items()}},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-            )
+        process = self._start("--until-current")
         peak = 0
         try:
             while process.poll() is None:
@@ -66,8 +50,46 @@ class Relay:
             process.kill()
         wall = time.time() - start_ms / 1000
         if process.returncode != 0:
-            raise RuntimeError(f"the relay failed:\n{log.read_text()[-2000:]}")
+            raise RuntimeError(f"the relay failed:\n{self._log.read_text()[-2000:]}")
         return Process(start_ms, wall, _children_cpu() - cpu, peak)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run for as long as the body."""
+        process = self._start()
+        try:
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(40)
+            finally:
+                process.kill()
+
+    @property
+    def _log(self) -> Path:
+        return self.place.home / f"{self.name}.log"
+
+    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        ours = {
+            "DATABASE_URL": self.place.url,
+            "KAFKA_BOOTSTRAP": self.place.kafka.bootstrap,
+            "NAME": self.name,
+            "TOPIC": f"{self.name}.event.{{aggregate_type}}",
+            "DELIVERY": self.delivery,
+            "MARK": self.mark,
+            "HTTP": "off",
+            "LOG_FORMAT": "json",
+        }
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("CDC_RELAY_")}
+        with self._log.open("ab") as stderr:
+            return subprocess.Popen(
+                [sys.executable, "-m", "cdc_relay", "start", *arguments],
+                env={**clean, **{f"CDC_RELAY_{key}": value for key, value in ours.items()}},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+            )
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from benchmarks import workload
 from benchmarks.figures import Figure
+from benchmarks.latency import steady
 from benchmarks.place import Place
 from benchmarks.reader import Job, Reader, Reading, active_decoder, read
 from benchmarks.relay import Process, Relay
@@ -23,6 +24,9 @@ from dev.console import say
 _MIB: Final = 2**20
 # Number of the first order of a second load: above those of the first.
 _FAR: Final = 1_000_000_000
+# Orders a second of the steady load, and for how long.
+_PACES: Final = (200, 1000)
+_STEADY_S: Final = 15.0
 # Their square is the million of one transaction.
 _SEED_ROWS: Final = 1000
 
@@ -148,6 +152,21 @@ def writer(place: Place, plan: Plan) -> list[Figure]:
     return measure(place, plan.runs)
 
 
+def latency(place: Place, plan: Plan) -> list[Figure]:
+    """From commit to a read_committed consumer, at a steady pace, all on this machine."""
+    figures = []
+    for delivery, mark in (("at_least_once", "none"), ("exactly_once", "update")):
+        for rate in _PACES:
+            one = _ready(place, delivery, mark)
+            done = steady(place, one, rate, _STEADY_S)
+            name = f"latency: {delivery}, mark={mark}"
+            for share, label in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"), (1.0, "worst")):
+                value = done.quantile(share)
+                figures.append(Figure(name, f"{rate:,} orders/s, {label}", "ms", [value]))
+            say(f"{name}, {rate}/s: p50 {done.quantile(0.5):.1f}, p99 {done.quantile(0.99):.1f} ms")
+    return figures
+
+
 def large(place: Place, plan: Plan) -> list[Figure]:
     """The same where it is large: one transaction of a million rows, and 10⁷ events. Takes
     minutes, so it runs only when it is named."""
@@ -179,10 +198,11 @@ SCENARIOS: Final[dict[str, Callable[[Place, Plan], list[Figure]]]] = {
     "skip": skip,
     "relay": relay,
     "memory": memory,
+    "latency": latency,
     "writer": writer,
     "large": large,
 }
-NEED_KAFKA: Final = ("relay", "memory", "large")
+NEED_KAFKA: Final = ("relay", "memory", "latency", "large")
 WHEN_NAMED: Final = ("large",)
 
 
