@@ -171,6 +171,20 @@ class Settings(BaseModel):
     send_timeout: Seconds = Field(
         60.0, description="Compensator: wait for the brokers before the pass gives up."
     )
+    alerts: tuple[str, ...] = Field(
+        (),
+        repr=False,
+        description="Targets that hear of dead rows, apprise URLs: DingTalk, WeCom, Slack, e-mail, "
+        "webhooks, … They hold secrets: better in alerts_file.",
+    )
+    alerts_file: Path | None = Field(
+        None, description="File with more alert targets, one a line; # begins a comment."
+    )
+    replicas: tuple[str, ...] = Field(
+        (),
+        description="Purge and archive: replicas whose lag they watch, host:port each, reached as "
+        "database_url is.",
+    )
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="Log format; auto is console on a terminal, else JSON."
     )
@@ -212,6 +226,23 @@ class Settings(BaseModel):
                 raise ValueError(f'{key} is a table; quote dotted names: "{key}.…" = …')
             rendered[str(key)] = str(item).lower() if isinstance(item, bool) else str(item)
         return rendered
+
+    @field_validator("alerts", mode="before")
+    @classmethod
+    def _check_alerts(cls, value: object) -> object:
+        # A target may hold commas; the next one begins with its scheme.
+        if isinstance(value, str):
+            return [one for one in re.split(r"[\s,]+(?=[A-Za-z0-9+.-]+://)", value.strip()) if one]
+        return value
+
+    @field_validator("replicas", mode="before")
+    @classmethod
+    def _check_replicas(cls, value: object) -> object:
+        addresses = value.replace(",", " ").split() if isinstance(value, str) else value
+        for address in addresses if isinstance(addresses, (list, tuple)) else ():
+            if not re.fullmatch(r"[A-Za-z0-9._-]+(:\d{1,5})?", str(address)):
+                raise ValueError("is not host:port,host:port; user and password are database_url's")
+        return addresses
 
     @field_validator("table")
     @classmethod
@@ -255,6 +286,26 @@ class Settings(BaseModel):
         """Schema and table; the schema is the URL's where ``table`` names none."""
         schema, _, table = self.table.rpartition(".")
         return schema or str(make_url(self.database_url).database), table
+
+    def alert_targets(self) -> tuple[str, ...]:
+        """The targets of ``alerts`` and ``alerts_file``."""
+        if self.alerts_file is None:
+            return self.alerts
+        try:
+            lines = self.alerts_file.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise ConfigError(f"alerts_file: cannot read {self.alerts_file}: {reason}") from None
+        written = [line.strip() for line in lines]
+        return (*self.alerts, *(one for one in written if one and not one.startswith("#")))
+
+    def require_alerts(self) -> None:
+        """Raise ``ConfigError`` where there is no alert target."""
+        if not self.alert_targets():
+            raise ConfigError(
+                f"no alert target: write alerts or alerts_file into the file given by --config, or "
+                f"set {ENV_PREFIX}ALERTS or {ENV_PREFIX}ALERTS_FILE"
+            )
 
     def require(self, *fields: str) -> None:
         """Raise ``ConfigError`` for the first of ``fields`` that is empty, saying how to set it."""

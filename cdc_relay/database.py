@@ -102,6 +102,15 @@ def engine(settings: Settings) -> Engine:
     return made
 
 
+def replica_engine(settings: Settings, address: str) -> Engine:
+    """Return an engine like ``engine``'s to another server, ``host:port``: same user, password and
+    TLS."""
+    host, _, port = address.partition(":")
+    url = settings.url().set(host=host, port=int(port or 3306))
+    there = {"database_url": url.render_as_string(hide_password=False)}
+    return engine(settings.model_copy(update={**there, "database_password_file": None}))
+
+
 def _check_connection(connection: Any, record: Any, timeout: float) -> None:
     """Ask whether a pooled connection is still alive. (SQLAlchemy's own check would wait as long
     for the answer as for that of a statement; on a network that has died without a word, that is

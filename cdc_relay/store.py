@@ -8,7 +8,7 @@ clock, in UTC. Errors are ``SourceError`` and ``SourceUnavailableError``, one li
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
@@ -99,15 +99,18 @@ class Store:
         max_tries: int = 10,
         on_dead: Literal["block", "release"] = "block",
         mark: Literal["update", "delete"] = "update",
+        tell: Callable[[OutboxEvent, int, str], None] = lambda _event, _tries, _reason: None,
     ) -> None:
         """``max_tries`` failures are forgiven, the next one makes a row dead; ``on_dead`` decides
-        whether a dead row keeps later events of its aggregate back."""
+        whether a dead row keeps later events of its aggregate back. ``tell`` is called, with tries
+        and reason, for each row that was made dead here."""
         self._engine = engine
         self._shape = shape
         self._table = shape.quoted
         self._max_tries = max_tries
         self._on_dead = on_dead
         self._mark = mark
+        self._tell = tell
         sent_at = ", sent_at = UTC_TIMESTAMP(6)" if "sent_at" in shape.columns else ""
         # Driven by the primary key whatever the optimizer's statistics say: rows are locked in
         # id order, the same in every session, so two of them wait instead of deadlocking.
@@ -251,6 +254,8 @@ class Store:
         )
         if self._update(sql, parameters) == 0:
             return Failure("gone", retry_count, 0)
+        if dead:
+            self._tell(event, tries, reason)
         return Failure("dead" if dead else "retry", tries, delay_s)
 
     def waiting(

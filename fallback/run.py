@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import structlog
 
+from cdc_relay.alerts import Alerts
 from cdc_relay.config import Settings
 from cdc_relay.database import connected, describe_table, engine
 from cdc_relay.errors import (
@@ -45,6 +46,7 @@ def run(settings: Settings, *, loop: bool = False) -> Summary:
             'mark: "none" leaves no trace of what was sent, so a pass would send it again'
         )
     started = time.monotonic()
+    alerts = Alerts.of(settings)
     database = engine(settings)
     summary = Summary()
     try:
@@ -57,6 +59,7 @@ def run(settings: Settings, *, loop: bool = False) -> Summary:
                 max_tries=settings.max_tries,
                 on_dead=settings.on_dead,
                 mark="delete" if settings.mark == "delete" else "update",
+                tell=alerts.dead,
             )
             store.check_update()
             compensator = Compensator(
@@ -75,12 +78,14 @@ def run(settings: Settings, *, loop: bool = False) -> Summary:
                 if not alone:
                     log.warning("another pass is at work on this table: nothing to do for this one")
                 elif loop:
+                    alerts.start()
                     _run_passes(compensator, stop)
                 else:
                     compensator.run_pass()
     except CdcRelayError as error:
         summary.error, summary.exit_code = str(error), error.exit_code
     finally:
+        alerts.close()
         database.dispose()
     summary.seconds = time.monotonic() - started
     return summary

@@ -21,6 +21,9 @@ _COMMANDS: Final = {
     "status": "Show the table's rows by status, and the checkpoint.",
     "position": "Show or set the position from which the relay goes on.",
     "dead": "List, show, retry or discard rows that failed too often.",
+    "purge": "Delete rows that were sent long ago.",
+    "archive": "Move rows that were sent long ago to another table.",
+    "alert": "Try the targets that hear of dead rows.",
     "inbox": "Print the DDL of a consumer's inbox, or clean it.",
     "version": "Show the versions of cdc-relay and of what it runs on.",
 }

@@ -10,8 +10,8 @@ import click
 import structlog
 from sqlalchemy import MetaData
 
-from cdc_relay.cli.options import DATABASE, LOGGING, settings_options
-from cdc_relay.config import Settings, seconds
+from cdc_relay.cli.options import DATABASE, LOGGING, duration, settings_options
+from cdc_relay.config import Settings
 from cdc_relay.database import engine
 from cdc_relay.inbox import purge
 from cdc_relay.outbox import (
@@ -40,13 +40,6 @@ def _table_option(function: Any) -> Any:
     )(function)
 
 
-def _duration(_context: object, parameter: click.Parameter, value: str) -> float:
-    try:
-        return seconds(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param=parameter) from None
-
-
 @command.command("schema")
 @_table_option
 @click.option(
@@ -73,7 +66,7 @@ def _statements(name: str, *, sequences: bool) -> list[str]:
     default="7d",
     show_default=True,
     metavar="DURATION",
-    callback=_duration,
+    callback=duration,
     help="Age of the claims that go. Keep them longer than Kafka keeps the records.",
 )
 @click.option("--consumer", metavar="NAME", help="Claims of this consumer only.")

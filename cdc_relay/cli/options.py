@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 import click
 
-from cdc_relay.config import Settings, load
+from cdc_relay.config import Settings, load, seconds
 from cdc_relay.telemetry import configure_logging
 
 LOGGING: Final = ("log_format", "log_level")
@@ -46,6 +46,14 @@ def settings_options(*fields: str) -> Callable[[Callable[..., Any]], Callable[..
     return decorate
 
 
+def duration(_context: object, parameter: click.Parameter, value: str) -> float:
+    """Callback of an option that is a duration and no setting: seconds."""
+    try:
+        return seconds(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=parameter) from None
+
+
 def _flag(field: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     info = Settings.model_fields[field]
     default = _written(info.default)
@@ -73,4 +81,4 @@ def _written(default: object) -> str:
             if default and default % size == 0:
                 return f"{default / size:g}{unit}"
         return f"{default:g}s"
-    return "" if default is None else str(default)
+    return "" if default in (None, ()) else str(default)

@@ -11,6 +11,7 @@ from types import FrameType
 
 import click
 
+from cdc_relay.alerts import Alerts
 from cdc_relay.binlog.stream import BinlogSource, random_server_id
 from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
 from cdc_relay.config import Settings
@@ -48,6 +49,7 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
     settings.require("database_url", "kafka_bootstrap")
     if settings.source == "polling":
         raise ConfigError("source: polling is not available yet; use binlog")
+    alerts = Alerts.of(settings)
     pool = engine(settings)
     try:
         with connected(pool) as connection:
@@ -59,6 +61,7 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
             max_tries=settings.max_tries,
             on_dead=settings.on_dead,
             mark="delete" if settings.mark == "delete" else "update",
+            tell=alerts.dead,
         )
         if settings.mark != "none":
             store.check_update()
@@ -71,8 +74,10 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
             ),
             store,
         )
+        alerts.start()
         _run(owner, until_current)
     finally:
+        alerts.close()
         pool.dispose()
 
 

@@ -57,7 +57,7 @@ def _choices(annotation: Any) -> tuple[str, ...]:
 
 def _default(field: FieldInfo) -> str:
     value = field.default
-    if value is PydanticUndefined or value is None or value == "":
+    if value is PydanticUndefined or value in (None, "", ()):
         return ""
     is_duration = any(
         isinstance(item, BeforeValidator) and item.func is seconds for item in field.metadata
