@@ -9,7 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -173,11 +173,15 @@ class Loop:
                 self._once(message)
                 return
             except Exception as error:
-                if self._is_outage(error):
+                cause = error.__cause__ if isinstance(error, _NoInboxError) else error
+                if self._is_outage(cause):
                     delay = _OUTAGE_WAITS_S[min(outages, len(_OUTAGE_WAITS_S) - 1)]
                     outages += 1
-                    _log.warning("%s waits for %s s: %s", _named(message), delay, _line(error))
-                elif tries < len(self._waits) and not isinstance(error, _NoIdError):
+                    _log.warning("%s waits for %s s: %s", _named(message), delay, _line(cause))
+                elif isinstance(error, _NoInboxError):
+                    # No table, AUTOCOMMIT: every event would fail, and none is to blame.
+                    raise (cause or error) from None
+                elif tries < len(self._waits) and not isinstance(error, _UnclaimableError):
                     delay = self._waits[tries]
                     tries += 1
                     _log.warning(
@@ -188,52 +192,43 @@ class Loop:
                     raise
                 else:
                     _log.exception("%s goes to the dead letters", _named(message))
-                    self._dead_letters.send(message, self._inbox.consumer, _line(error))
+                    reason = str(error) if isinstance(error, _UnclaimableError) else _line(error)
+                    self._dead_letters.send(message, self._inbox.consumer, reason)
                     return
             self._wait(delay)
 
     def _once(self, message: Message) -> None:
         """Claim, handle and commit, or nothing of it."""
+        with self._sessions() as session, session.begin():
+            try:
+                event = self._claim(session, message)
+            except ValueError as error:
+                raise _UnclaimableError(str(error)) from error
+            except Exception as error:
+                raise _NoInboxError from error
+            if event is None:
+                _log.debug("%s is a repetition", _named(message))
+            else:
+                self._handler(session, event)
+
+    def _claim(self, session: Session, message: Message) -> InboxEvent | None:
+        """The event where it comes for the first time. ``ValueError`` is the record's fault."""
         headers: dict[str, bytes | None] = dict(message.headers() or [])  # type: ignore[arg-type]
         event_id = _text(headers, "id", "ce_id")
         if not event_id:
-            raise _NoIdError(f"{_named(message)} has no header id: a repetition cannot be told")
-        with self._sessions() as session, session.begin():
-            if not self._inbox.claim(session, event_id):
-                _log.debug("%s is a repetition of %s", _named(message), event_id)
-                return
-            self._handler(session, self._event(session, message, event_id, headers))
-
-    def _event(
-        self,
-        session: Session,
-        message: Message,
-        event_id: str,
-        headers: Mapping[str, bytes | None],
-    ) -> InboxEvent:
+            raise ValueError("the record has no header id: a repetition could not be told")
         kind, aggregate_id = _text(headers, "aggregate_type"), _text(headers, "aggregate_id")
-        number = _text(headers, "aggregate_seq")
-        arrival, missing = None, 0
-        if number and self._inbox.looks_for_gaps:
-            arrival, missing = self._inbox.arrival(
-                session, aggregate_type=kind, aggregate_id=aggregate_id, aggregate_seq=int(number)
-            )
-            if arrival.value in ("gap", "late"):
-                _log.warning(
-                    "%s: number %s of %s %s is %s", _named(message), number, kind, aggregate_id,
-                    f"{missing} too far" if missing else "late",
-                )  # fmt: skip
         occurred_at = _text(headers, "occurred_at", "ce_time")
         key, value = message.key(), message.value()
-        return InboxEvent(
+        event = InboxEvent(
             event_id=event_id,
             event_type=_text(headers, "event_type", "ce_type"),
             aggregate_type=kind,
             aggregate_id=aggregate_id,
             occurred_at=datetime.fromisoformat(occurred_at) if occurred_at else None,
-            aggregate_seq=int(number) if number else None,
-            arrival=arrival,
-            missing=missing,
+            aggregate_seq=int(_text(headers, "aggregate_seq") or -1),
+            arrival=None,
+            missing=0,
             value=value.encode() if isinstance(value, str) else value,
             key=key.encode() if isinstance(key, str) else key,
             headers=headers,
@@ -241,8 +236,24 @@ class Loop:
             partition=_place(message)[1],
             offset=_offset(message),
         )
+        if not self._inbox.claim(session, event_id):
+            return None
+        number = event.aggregate_seq
+        if number is None or number < 0:
+            return replace(event, aggregate_seq=None)
+        if not self._inbox.looks_for_gaps:
+            return event
+        arrival, missing = self._inbox.arrival(
+            session, aggregate_type=kind, aggregate_id=aggregate_id, aggregate_seq=number
+        )
+        if arrival.value in ("gap", "late"):
+            told = f"{missing} too far" if missing else "late"
+            _log.warning(
+                "%s: number %d of %s %s is %s", _named(message), number, kind, aggregate_id, told
+            )
+        return replace(event, arrival=arrival, missing=missing)
 
-    def _is_outage(self, error: Exception) -> bool:
+    def _is_outage(self, error: BaseException | None) -> bool:
         if isinstance(error, self._outages):
             return True
         if isinstance(error, exc.DBAPIError):
@@ -284,8 +295,12 @@ class Loop:
             _log.warning("offsets were not committed: %s", _line(error))
 
 
-class _NoIdError(ValueError):
-    """The record carries no event id, and no try will give it one."""
+class _UnclaimableError(Exception):
+    """The record has no event id or a wrong one, and no try will mend it."""
+
+
+class _NoInboxError(Exception):
+    """The claim itself failed; the cause says why."""
 
 
 def _place(message: Message) -> tuple[str, int]:
@@ -308,5 +323,5 @@ def _text(headers: Mapping[str, bytes | None], *names: str) -> str:
     return ""
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]

@@ -110,6 +110,11 @@ class Inbox:
         """
         if self._sequences is None:
             raise TypeError("this inbox has no sequences: Inbox(..., sequences=True)")
+        if not 0 <= aggregate_seq < 1 << 63:
+            raise ValueError(f"aggregate_seq {aggregate_seq} is no number of 63 bits")
+        for name, text in (("aggregate_type", aggregate_type), ("aggregate_id", aggregate_id)):
+            if not 0 < len(text) <= _LONGEST:
+                raise ValueError(f"{name} has 1 to {_LONGEST} characters: {text!r}")
         inside = transaction(target, self._sequences, "inbox.arrival")
         key = (self.consumer, aggregate_type, aggregate_id)
         _, due = inside.upsert(self._arrive, (*key, aggregate_seq, aggregate_seq, aggregate_seq))

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer
 from sqlalchemy import Engine, MetaData, create_engine, text
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 from sqlalchemy.orm import sessionmaker as session_maker
 
@@ -26,7 +27,7 @@ from dev.database import Database as Server
 from tests.support.harness import Message, create_topic
 from tests.support.harness import consume as read_topic
 from tests.support.sql import Database
-from writer import Arrival, DeadLetters, Inbox, InboxEvent
+from writer import Arrival, DeadLetters, Inbox, InboxEvent, NotInTransactionError
 
 ROOT = Path(__file__).resolve().parents[2]
 _numbers = itertools.count(1)
@@ -314,6 +315,44 @@ def test_without_dead_letters_nothing_is_passed_over(shop: Shop) -> None:
         with pytest.raises(RuntimeError, match="bad"):
             shop.consume(handler, lambda: False, waits=(0.05,))
     assert shop.handled() == []
+
+
+@pytest.mark.parametrize("fault", ["no table", "autocommit"])
+def test_what_is_wrong_with_the_inbox_is_no_events_fault(shop: Shop, fault: str) -> None:
+    """Raised at once: no event goes to the dead letters for it, and none is passed over."""
+    expected: type[Exception] = NotInTransactionError
+    sessions = shop.sessions
+    if fault == "no table":
+        shop.database.sql("RENAME TABLE inbox_event TO elsewhere")
+        expected = ProgrammingError
+    else:
+        shop.sessions = session_maker(shop.engine.execution_options(isolation_level="AUTOCOMMIT"))
+    shop.send("e-1")
+    with pytest.raises(expected):
+        shop.consume(add_points, lambda: False, dead_letters=DeadLetters(shop.producer))
+    assert shop.dead() == []
+    if fault == "no table":
+        shop.database.sql("RENAME TABLE elsewhere TO inbox_event")
+    shop.sessions = sessions
+    shop.consume(add_points, lambda: bool(shop.handled()))
+    assert shop.handled() == ["e-1"]
+
+
+def test_records_with_wrong_headers_are_dead_letters(shop: Shop) -> None:
+    shop.send("x" * 65)
+    shop.send("e-1", aggregate_seq="one")
+    shop.send("e-2", aggregate_seq=str(1 << 63))
+    shop.send("e-3", key="k" * 65, aggregate_seq="1")
+    shop.send("e-4", occurred_at="yesterday")
+    shop.send("good")
+    shop.consume(
+        add_points,
+        lambda: "good" in shop.handled(),
+        inbox=Inbox("points", sequences=True),
+        dead_letters=DeadLetters(shop.producer),
+    )
+    assert shop.handled() == ["good"]
+    assert len(shop.dead()) == 5
 
 
 def test_waits_longer_than_the_poll_interval_keep_the_membership(shop: Shop) -> None:
