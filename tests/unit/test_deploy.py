@@ -1,0 +1,201 @@
+"""The manifests and units: valid, as the contract says, and with commands and settings that
+exist."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import kubernetes_validate
+import pytest
+import yaml
+
+from cdc_relay.cli import cli
+from cdc_relay.config import Settings, load, seconds
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+K8S = DEPLOY / "k8s"
+SYSTEMD = DEPLOY / "systemd"
+OBJECTS: dict[str, dict[str, Any]] = {
+    file.name: yaml.safe_load(file.read_text())
+    for file in sorted(K8S.glob("*.yaml"))
+    if file.name != "kustomization.yaml"
+}
+CRON_JOBS = ("compensate.yaml", "purge.yaml")
+WORKLOADS = ("relay.yaml", *CRON_JOBS)
+UNITS = sorted(file.name for file in SYSTEMD.glob("*.service"))
+
+
+def pod(name: str) -> dict[str, Any]:
+    spec = OBJECTS[name]["spec"]
+    if name in CRON_JOBS:
+        spec = spec["jobTemplate"]["spec"]
+    found: dict[str, Any] = spec["template"]["spec"]
+    return found
+
+
+def container(name: str) -> dict[str, Any]:
+    [only] = pod(name)["containers"]
+    return dict(only)
+
+
+def check_command(arguments: list[str]) -> None:
+    """Raises where click would not take them."""
+    command = cli.get_command(click.Context(cli), arguments[0])
+    assert command is not None
+    command.make_context(arguments[0], arguments[1:])
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.33", kubernetes_validate.latest_version()])
+@pytest.mark.parametrize("name", OBJECTS)
+def test_manifests_are_valid(name: str, version: str) -> None:
+    kubernetes_validate.validate(OBJECTS[name], version, strict=True)
+
+
+def test_the_schema_would_notice() -> None:
+    broken = {**OBJECTS["compensate.yaml"], "spec": {"schedul": "* * * * *"}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_the_compensator_is_the_one_of_the_contract() -> None:
+    spec = OBJECTS["compensate.yaml"]["spec"]
+    assert {key: value for key, value in spec.items() if key != "jobTemplate"} == {
+        "schedule": "*/5 * * * *",
+        "concurrencyPolicy": "Forbid",
+        "startingDeadlineSeconds": 300,
+        "successfulJobsHistoryLimit": 3,
+        "failedJobsHistoryLimit": 3,
+    }
+    assert pod("compensate.yaml")["restartPolicy"] == "OnFailure"
+    assert container("compensate.yaml")["args"] == ["compensate", "--older-than", "10m", "--json"]
+
+
+def test_the_purge_runs_once_a_day() -> None:
+    spec = OBJECTS["purge.yaml"]["spec"]
+    assert re.fullmatch(r"\d+ \d+ \* \* \*", spec["schedule"])
+    assert spec["concurrencyPolicy"] == "Forbid"
+    assert container("purge.yaml")["args"] == ["purge", "--older-than", "7d", "--json"]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_commands_exist(name: str) -> None:
+    check_command(container(name)["args"])
+    assert container(name)["image"] == "cdc-relay"
+    assert "command" not in container(name)  # the image's own
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_pods_run_without_rights(name: str) -> None:
+    assert pod(name)["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 10001,
+        "runAsGroup": 10001,
+        "fsGroup": 10001,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert container(name)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod(name)["automountServiceAccountToken"] is False
+    user = re.search(r"^USER (\S+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    assert user is not None
+    assert user[1] == "10001:10001"
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_resources_are_given(name: str) -> None:
+    resources = container(name)["resources"]
+    assert set(resources["requests"]) == {"cpu", "memory"}
+    # No limit of the CPU: a relay that is throttled is a relay that lags.
+    assert set(resources["limits"]) == {"memory"}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_services_of_the_cluster_do_not_become_settings(name: str) -> None:
+    """CDC_RELAY_SERVICE_HOST would be an unknown setting, and an error."""
+    assert pod(name)["enableServiceLinks"] is False
+
+
+def test_stops_have_time() -> None:
+    stop_grace = float(Settings.model_fields["stop_grace"].default)
+    for name in WORKLOADS:
+        assert pod(name)["terminationGracePeriodSeconds"] > stop_grace + 10
+    for name in UNITS:
+        assert int(unit(name)["Service"]["TimeoutStopSec"]) > stop_grace + 10
+
+
+def test_the_relay_has_a_standby_and_probes() -> None:
+    spec = OBJECTS["relay.yaml"]["spec"]
+    assert spec["replicas"] == 2
+    assert spec["strategy"]["type"] == "RollingUpdate"
+    relay = container("relay.yaml")
+    assert relay["args"] == ["start", "--http", "0.0.0.0:8080"]
+    assert relay["ports"] == [{"name": "http", "containerPort": 8080}]
+    assert relay["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
+    assert relay["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+
+
+def test_settings_are_settings(tmp_path: Path) -> None:
+    settings = load(environ=OBJECTS["settings.yaml"]["data"])
+    secret = OBJECTS["secret.example.yaml"]
+    paths = [settings.database_password_file, settings.alerts_file]
+    for name in WORKLOADS:
+        assert container(name)["envFrom"] == [{"configMapRef": {"name": "cdc-relay"}}]
+        [mount, _tmp] = container(name)["volumeMounts"]
+        [volume, _] = pod(name)["volumes"]
+        assert volume["secret"]["secretName"] == secret["metadata"]["name"]
+        assert mount["name"] == volume["name"]
+        expected = [Path(mount["mountPath"]) / key for key in secret["stringData"]]
+        assert paths == expected
+    alerts = tmp_path / "alerts"
+    alerts.write_text(secret["stringData"]["alerts"])
+    assert load(environ={}, flags={"alerts_file": str(alerts)}).alert_targets() == ()
+
+
+def test_no_secret_is_applied_by_accident() -> None:
+    kustomization = yaml.safe_load((K8S / "kustomization.yaml").read_text())
+    there = {name for name in OBJECTS if name != "secret.example.yaml"}
+    assert set(kustomization["resources"]) == there
+    assert kustomization["images"][0]["name"] == "cdc-relay"
+    assert "password" not in str(load(environ=OBJECTS["settings.yaml"]["data"]).database_url)
+
+
+# --- systemd --------------------------------------------------------------------------------
+
+
+def unit(name: str) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string((SYSTEMD / name).read_text())
+    return parser
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_units(name: str) -> None:
+    service = unit(name)["Service"]
+    program, *arguments = shlex.split(service["ExecStart"])
+    assert program == "/opt/cdc-relay/bin/cdc-relay"
+    check_command(arguments)
+    text = (SYSTEMD / name).read_text()
+    for variable in re.findall(r"^Environment=CDC_RELAY_(\w+)=", text, re.MULTILINE):
+        assert variable == "CONFIG" or variable.lower() in Settings.model_fields
+    assert service["DynamicUser"] == "yes"
+    assert service["NoNewPrivileges"] == "yes"
+    assert service["CapabilityBoundingSet"] == ""
+    if name == "cdc-relay.service":
+        assert service["Restart"] == "on-failure"
+    else:
+        assert service["Type"] == "oneshot"
+        assert (SYSTEMD / name).with_suffix(".timer").exists()
+
+
+def test_timers() -> None:
+    assert unit("cdc-relay-compensate.timer")["Timer"]["OnCalendar"] == "*:0/5"
+    assert seconds("10m") == float(Settings.model_fields["older_than"].default)
