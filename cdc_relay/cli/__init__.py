@@ -16,6 +16,7 @@ from cdc_relay.errors import CdcRelayError
 _COMMANDS: Final = {
     "init": "Create the outbox table, or say what an existing one lacks.",
     "schema": "Print the outbox table's DDL; needs no database.",
+    "doctor": "Check everything that makes relays fail, with what mends it.",
     "start": "Run the relay: binlog to Kafka, in commit order.",
     "compensate": "Send the rows that have been pending for too long.",
     "status": "Show the table's rows by status, and the checkpoint.",

@@ -61,7 +61,7 @@ class ProxiedKafka(QuickKafka):
 def console_producer(bootstrap: str, topic: str, lines: bytes) -> None:
     """Send ``key|value`` lines with Kafka's own console producer: Java's partitioner."""
     tree = kafka_dist.fetch()
-    tools = cache.artefact(f"kafka-tools-{kafka_dist.VERSION}", _fetch_tools)
+    tools = cache.artefact(f"kafka-tools-{kafka_dist.VERSION}", fetch_tools)
     java, jars, *options = kafka_dist.classpath(tree)
     command = [kafka_dist.java(), java, f"{jars}:{next(tools.glob('*.jar'))}", *options]
     command += ["org.apache.kafka.tools.ConsoleProducer", "--bootstrap-server", bootstrap]
@@ -71,7 +71,8 @@ def console_producer(bootstrap: str, topic: str, lines: bytes) -> None:
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
 
 
-def _fetch_tools(into: Path) -> None:
+def fetch_tools(into: Path) -> None:
+    """Kafka's command-line tools, for ``cache.artefact``."""
     artifact = f"org.apache.kafka:kafka-tools:{kafka_dist.VERSION}"
     goal = ["dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={into}"]
     run(["mvn", "-B", "-q", *goal], cwd=into)

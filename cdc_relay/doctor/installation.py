@@ -1,0 +1,149 @@
+"""What is installed beside us, and the relay that should be running."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from importlib.metadata import packages_distributions
+from importlib.util import find_spec
+from pathlib import Path
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+import cdc_relay
+from cdc_relay.config import Settings
+from cdc_relay.doctor.finding import Finding
+from cdc_relay.doctor.server import Server
+from cdc_relay.kafka.checkpoints import Checkpoint
+
+
+def check_installation() -> Iterator[Finding]:
+    """Whether our packages are ours, and whether the decoder is the compiled one."""
+    distributions = packages_distributions()
+    for package in ("writer", "fallback"):
+        yield _owner_of(package, distributions.get(package, []))
+    spec = find_spec("cdc_relay.binlog.decoder")
+    compiled = spec is not None and spec.origin is not None and not spec.origin.endswith(".py")
+    if compiled:
+        yield Finding("installation", "decoder", "ok", "compiled")
+    else:
+        yield Finding(
+            "installation",
+            "decoder",
+            "warning",
+            "the decoder runs as plain Python, about three times slower: install with a C compiler "
+            "at hand, and without CDC_RELAY_PURE",
+            (f"{sys.executable} -m pip install --force-reinstall --no-deps cdc-relay",),
+            "shell",
+        )
+
+
+def _owner_of(package: str, owners: Sequence[str]) -> Finding:
+    """pip does not warn when two distributions own one name."""
+    ours = Path(str(cdc_relay.__file__)).resolve().parent.parent / package
+    others = sorted({name for name in owners if re.sub("[-_.]+", "-", name).lower() != "cdc-relay"})
+    spec = find_spec(package)
+    found = (spec.submodule_search_locations or []) if spec is not None else []
+    places = [Path(place).resolve() for place in found]
+    if others:
+        return Finding(
+            "installation",
+            package,
+            "failure",
+            f"the distribution {', '.join(others)} installs a package {package!r} too, and one of "
+            "the two is broken (the README shows how a service does without ours)",
+            (
+                f"{sys.executable} -m pip uninstall --yes {' '.join(others)}",
+                f"{sys.executable} -m pip install --force-reinstall --no-deps cdc-relay",
+            ),
+            "shell",
+        )
+    if ours not in places:
+        where = places[0] if places else Path("nowhere")
+        return Finding(
+            "installation",
+            package,
+            "failure",
+            f"import {package} finds {where}, not ours",
+            (f"take {where.parent} out of PYTHONPATH, or rename that package",),
+            "advice",
+        )
+    return Finding("installation", package, "ok", f"{package} is ours")
+
+
+def check_members(members: int, settings: Settings) -> Finding:
+    """Whether a relay of the name runs."""
+    if members:
+        text = f"{members} of the name {settings.name!r} run; one works, others stand by"
+        return Finding("relay", "members", "ok", text)
+    return Finding(
+        "relay",
+        "members",
+        "warning",
+        f"no relay of the name {settings.name!r} is running: only the compensator sends",
+        ("cdc-relay start",),
+        "shell",
+    )
+
+
+def check_position(
+    connection: Connection, settings: Settings, server: Server, last: Checkpoint | None
+) -> Iterator[Finding]:
+    """Whether the server can still serve the checkpoint's position."""
+    if last is None:
+        yield Finding(
+            "relay", "position", "ok", "no checkpoint yet: the first start sweeps the table"
+        )
+        return
+    kept = server.number("binlog_expire_logs_seconds")
+    age = max(0.0, time.time() - last.time)
+    if not _is_purged(connection, server, last):
+        if kept and age > kept / 2:
+            yield Finding(
+                "relay",
+                "position",
+                "warning",
+                f"the checkpoint is {age:.0f} s old and binlogs are kept for {kept} s: it is about "
+                "to be lost",
+                (server.set("binlog_expire_logs_seconds", str(max(7 * 86_400, 4 * int(age)))),),
+                "sql",
+            )
+        else:
+            yield Finding("relay", "position", "ok", f"{last.position} is in the binlog")
+        return
+    if settings.mark == "none":
+        yield Finding(
+            "relay",
+            "position",
+            "failure",
+            f"the binlog no longer reaches back to {last.position}, and with mark = none the table "
+            "does not tell what was sent: compare first (cdc-relay audit), then go on at the end",
+            ("cdc-relay position set --current",),
+            "shell",
+            code=5,
+        )
+    else:
+        yield Finding(
+            "relay",
+            "position",
+            "warning",
+            f"the binlog no longer reaches back to {last.position}: the next start sweeps the "
+            "pending rows of the table and goes on; nothing is lost",
+            ("cdc-relay start",),
+            "shell",
+        )
+
+
+def _is_purged(connection: Connection, server: Server, last: Checkpoint) -> bool:
+    position = last.position
+    try:
+        if position.gtids is not None and not server.maria:
+            sql = "SELECT GTID_SUBSET(@@global.gtid_purged, %s)"
+            return not int(connection.exec_driver_sql(sql, (position.gtids,)).scalar_one())
+        files = [row[0] for row in connection.exec_driver_sql("SHOW BINARY LOGS")]
+    except DBAPIError:
+        return False  # the grants' lines say what is missing
+    return bool(position.file) and position.file not in files

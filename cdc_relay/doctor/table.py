@@ -1,0 +1,334 @@
+"""The outbox table: what it must be, and what makes it slow or treacherous."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import Connection, MetaData
+from sqlalchemy.dialects import mysql
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.schema import CreateColumn
+
+from cdc_relay.config import Settings
+from cdc_relay.database import describe_table, quote
+from cdc_relay.doctor.finding import Finding, How, Level
+from cdc_relay.errors import SourceError
+from cdc_relay.outbox import REQUIRED_COLUMNS, outbox_table, upgrade_ddl
+
+_LIMITS: Final = {
+    "tinyint": 1 << 7,
+    "smallint": 1 << 15,
+    "mediumint": 1 << 23,
+    "int": 1 << 31,
+    "bigint": 1 << 63,
+}
+_HEADROOM: Final = 0.8
+_NO_SUCH_TABLE: Final = (1146, 1932)
+
+
+class _Column(NamedTuple):
+    data_type: str
+    column_type: str
+    nullable: bool
+    default: str
+    collation: str
+    extra: str
+
+
+def check_table(connection: Connection, settings: Settings) -> Iterator[Finding]:
+    """Everything about the table; ends early where it cannot be read at all."""
+    schema, table = settings.schema_and_table()
+    name = f"{quote(schema)}.{quote(table)}"
+    found = connection.exec_driver_sql(
+        "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, ENGINE, AUTO_INCREMENT"
+        " FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
+        (schema, table),
+    ).first()
+    if found is None:
+        yield _missing(connection, settings, schema, table)
+        return
+    yield _found("table", "ok", f"{name} is there")
+    if found[2] == "BASE TABLE":
+        yield _engine(name, str(found[3]))
+    columns = _columns(connection, schema, table)
+    lacking = [column for column in REQUIRED_COLUMNS if column not in columns]
+    if lacking:
+        yield _found(
+            "columns",
+            "failure",
+            f"{name} lacks {', '.join(lacking)}",
+            tuple(f"ALTER TABLE {name} ADD COLUMN {_ours(column)};" for column in lacking),
+        )
+        return
+    yield from _key(name, columns, found[4])
+    yield from _status(name, columns)
+    yield from _identity(name, columns)
+    yield _created_at(connection, name, columns["created_at"])
+    yield from _indexes(connection, schema, table, columns)
+    yield from _triggers(connection, schema, table)
+    yield from _foreign_keys(connection, schema, table)
+    try:
+        describe_table(connection, settings)
+    except SourceError as error:
+        yield _found("shape", "failure", str(error), _statement(name, str(error)))
+    else:
+        yield _found("shape", "ok", "the relay can read and mark its rows")
+
+
+def _missing(connection: Connection, settings: Settings, schema: str, table: str) -> Finding:
+    try:
+        sql = f"SELECT 1 FROM {quote(schema)}.{quote(table)} LIMIT 0"
+        connection.exec_driver_sql(sql.replace("%", "%%"))
+    except DBAPIError as error:
+        if getattr(error.orig, "args", (0,))[0] not in _NO_SUCH_TABLE:
+            # information_schema hides what may not be seen: the grants' lines say the rest.
+            return _found("table", "failure", f"{schema}.{table} cannot be seen: SELECT is missing")
+    rows: Any = connection.exec_driver_sql(
+        "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES"
+        " WHERE LOWER(TABLE_SCHEMA) = LOWER(%s) AND LOWER(TABLE_NAME) = LOWER(%s) LIMIT 1",
+        (schema, table),
+    ).first()
+    if rows is not None:
+        right = f"{rows[0]}.{rows[1]}"
+        return _found(
+            "table",
+            "failure",
+            f"there is no table {schema}.{table}, but there is {right}: this server, and its "
+            "binlog, tell upper from lower case",
+            (f"export CDC_RELAY_TABLE={right}",),
+            "shell",
+        )
+    return _found(
+        "table",
+        "failure",
+        f"there is no table {schema}.{table}",
+        (f"cdc-relay init --table {settings.table}",),
+        "shell",
+    )
+
+
+def _engine(name: str, engine: str) -> Finding:
+    if engine.lower() in ("innodb", "ndbcluster", "rocksdb"):
+        return _found("engine", "ok", engine)
+    return _found(
+        "engine",
+        "failure",
+        f"{engine} has no transactions: an event would outlive the rollback of its order",
+        (f"ALTER TABLE {name} ENGINE = InnoDB;",),
+    )
+
+
+def _columns(connection: Connection, schema: str, table: str) -> Mapping[str, _Column]:
+    rows = connection.exec_driver_sql(
+        "SELECT LOWER(COLUMN_NAME), LOWER(DATA_TYPE), LOWER(COLUMN_TYPE), IS_NULLABLE = 'YES',"
+        " COALESCE(COLUMN_DEFAULT, ''), COALESCE(COLLATION_NAME, ''), LOWER(EXTRA)"
+        " FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
+        (schema, table),
+    ).all()
+    return {
+        row[0]: _Column(row[1], row[2], bool(row[3]), str(row[4]), row[5], row[6]) for row in rows
+    }
+
+
+def _key(name: str, columns: Mapping[str, _Column], next_id: object) -> Iterator[Finding]:
+    column = columns["id"]
+    limit = _LIMITS.get(column.data_type)
+    mend = (f"ALTER TABLE {name} MODIFY id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT;",)
+    if limit is None:
+        return  # a wrong type is described below
+    if "auto_increment" not in column.extra:
+        yield _found(
+            "auto_increment",
+            "failure",
+            "id is not AUTO_INCREMENT: compensator and retries send an aggregate's rows by id",
+            mend,
+        )
+        return
+    limit = 2 * limit if "unsigned" in column.column_type else limit
+    used = int(str(next_id or 0)) / limit
+    if used < _HEADROOM:
+        yield _found("auto_increment", "ok", f"{used:.0%} of {column.column_type} is used")
+    else:
+        yield _found(
+            "auto_increment",
+            "failure",
+            f"{used:.0%} of {column.column_type} is used: at its end no service can insert, so no "
+            "order is taken",
+            mend,
+        )
+
+
+def _status(name: str, columns: Mapping[str, _Column]) -> Iterator[Finding]:
+    if columns["status"].nullable:
+        yield _found(
+            "status",
+            "failure",
+            "status may be NULL: such a row is neither pending nor sent, and never goes out",
+            (
+                f"UPDATE {name} SET status = 0 WHERE status IS NULL;",
+                f"ALTER TABLE {name} MODIFY status TINYINT NOT NULL DEFAULT 0;",
+            ),
+        )
+    elif columns["status"].default.strip("'") != "0":
+        yield _found(
+            "status",
+            "failure",
+            f"status defaults to {columns['status'].default or 'nothing'}: a row that a service "
+            "inserts without it is not pending",
+            (f"ALTER TABLE {name} ALTER COLUMN status SET DEFAULT 0;",),
+        )
+
+
+def _identity(name: str, columns: Mapping[str, _Column]) -> Iterator[Finding]:
+    loose = [
+        column
+        for column in ("event_id", "aggregate_type", "aggregate_id")
+        if columns[column].collation.endswith("_ci")
+    ]
+    if loose:
+        yield _found(
+            "collation",
+            "warning",
+            f"{', '.join(loose)} compare without case: 'A1' and 'a1' are one aggregate to the "
+            "database and two keys to Kafka",
+            tuple(f"ALTER TABLE {name} MODIFY {_ours(column)};" for column in loose),
+        )
+    else:
+        yield _found("collation", "ok", "event and aggregate ids are compared byte by byte")
+
+
+def _created_at(connection: Connection, name: str, column: _Column) -> Finding:
+    default = column.default.lower()
+    if column.data_type != "datetime" or "utc_timestamp" in default:
+        return _found("created_at", "ok", "created_at is UTC by the database's clock")
+    if not default or default == "null":
+        return _found(
+            "created_at",
+            "warning",
+            "created_at has no default: each service stamps rows by a clock of its own, and ages "
+            "are as right as the worst of them",
+            (f"ALTER TABLE {name} ALTER COLUMN created_at SET DEFAULT (UTC_TIMESTAMP(6));",),
+        )
+    zone = connection.exec_driver_sql("SELECT @@global.time_zone, @@system_time_zone").one()
+    where = zone[1] if str(zone[0]).upper() == "SYSTEM" else zone[0]
+    return _found(
+        "created_at",
+        "warning",
+        f"created_at defaults to {column.default}, which follows the session's time zone (the "
+        f"server's is {where}): read as UTC, ages and occurred_at are off by its offset",
+        (f"ALTER TABLE {name} ALTER COLUMN created_at SET DEFAULT (UTC_TIMESTAMP(6));",),
+    )
+
+
+def _indexes(
+    connection: Connection, schema: str, table: str, columns: Mapping[str, _Column]
+) -> Iterator[Finding]:
+    name = f"{quote(schema)}.{quote(table)}"
+    rows = connection.exec_driver_sql(
+        "SELECT INDEX_NAME, LOWER(COLUMN_NAME), NON_UNIQUE FROM information_schema.STATISTICS"
+        " WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s ORDER BY INDEX_NAME, SEQ_IN_INDEX",
+        (schema, table),
+    ).all()
+    indexes: dict[str, tuple[str, ...]] = {}
+    for index, column, _ in rows:
+        indexes[index] = (*indexes.get(index, ()), str(column))
+    unique = {index for index, _, shared in rows if not int(shared)}
+    if indexes.get("PRIMARY", ("",))[0] != "id":
+        yield _found(
+            "primary_key",
+            "failure",
+            "id is not the primary key: rows cannot be marked one by one",
+            (f"ALTER TABLE {name} ADD PRIMARY KEY (id);",)
+            if "PRIMARY" not in indexes
+            else (f"ALTER TABLE {name} DROP PRIMARY KEY, ADD PRIMARY KEY (id);",),
+        )
+    if not any(indexes[index] == ("event_id",) for index in unique):
+        yield _found(
+            "uk_event_id",
+            "warning",
+            "nothing keeps an event id unique: who inserts an event twice is not stopped",
+            (f"CREATE UNIQUE INDEX uk_event_id ON {name} (event_id);",),
+        )
+    else:
+        yield _found("uk_event_id", "ok", "event ids are unique")
+    ours = outbox_table(MetaData(), f"{schema}.{table}")
+    for wanted in sorted(ours.indexes, key=lambda index: str(index.name)):
+        over = tuple(column.name for column in wanted.columns)
+        check = str(wanted.name)
+        if any(indexed[: len(over)] == over for indexed in indexes.values()):
+            yield _found(check, "ok", f"an index begins with {', '.join(over)}")
+            continue
+        others = [str(index.name) for index in ours.indexes if index is not wanted]
+        # An index of this name over other columns has to give way.
+        drop = (f"DROP INDEX {check} ON {name};",) if check in indexes else ()
+        yield _found(
+            check,
+            "warning",
+            f"no index begins with {', '.join(over)}: scans read the whole table as it grows",
+            (*drop, *(line + ";" for line in upgrade_ddl(ours, ours.columns.keys(), others))),
+        )
+
+
+def _triggers(connection: Connection, schema: str, table: str) -> Iterator[Finding]:
+    rows = connection.exec_driver_sql(
+        "SELECT TRIGGER_NAME, EVENT_MANIPULATION FROM information_schema.TRIGGERS"
+        " WHERE EVENT_OBJECT_SCHEMA = %s AND EVENT_OBJECT_TABLE = %s ORDER BY TRIGGER_NAME",
+        (schema, table),
+    ).all()
+    ours = [name for name, event in rows if event in ("UPDATE", "DELETE")]
+    if not ours:
+        yield _found("triggers", "ok", "no trigger runs when rows are marked")
+        return
+    yield _found(
+        "triggers",
+        "warning",
+        f"{', '.join(ours)}: runs for every row that is marked, in the relay's transaction, and "
+        "can make it fail",
+        tuple(f"DROP TRIGGER {quote(schema)}.{quote(name)};" for name in ours),
+    )
+
+
+def _foreign_keys(connection: Connection, schema: str, table: str) -> Iterator[Finding]:
+    rows = connection.exec_driver_sql(
+        "SELECT CONSTRAINT_SCHEMA, TABLE_NAME, CONSTRAINT_NAME, REFERENCED_TABLE_NAME, DELETE_RULE"
+        " FROM information_schema.REFERENTIAL_CONSTRAINTS"
+        " WHERE CONSTRAINT_SCHEMA = %s AND TABLE_NAME = %s"
+        " OR UNIQUE_CONSTRAINT_SCHEMA = %s AND REFERENCED_TABLE_NAME = %s",
+        (schema, table, schema, table),
+    ).all()
+    if not rows:
+        yield _found("foreign_keys", "ok", "no foreign key from or to the table")
+    for key_schema, owner, key, target, rule in rows:
+        cascades = owner == table and rule == "CASCADE"
+        yield _found(
+            "foreign_keys",
+            "failure" if cascades else "warning",
+            f"{key} deletes events that are still pending together with their row of {target}, and "
+            "the binlog does not show it"
+            if cascades
+            else f"{key} ({owner} to {target}) adds locks to each insert and delete of events",
+            (f"ALTER TABLE {quote(key_schema)}.{quote(owner)} DROP FOREIGN KEY {quote(key)};",),
+        )
+
+
+def _ours(column: str) -> str:
+    """A column as ``cdc-relay schema`` defines it."""
+    table = outbox_table(MetaData())
+    return str(CreateColumn(table.columns[column]).compile(dialect=mysql.dialect()))
+
+
+def _statement(name: str, text: str) -> tuple[str, ...]:
+    """The statement that mends what an error of ours says: its own end, or the column's type."""
+    _, found, statement = text.rpartition(": ALTER TABLE ")
+    if found:
+        return (f"ALTER TABLE {statement};",)
+    wrong = re.search(r"column (\w+) is of type", text)
+    return (f"ALTER TABLE {name} MODIFY {_ours(wrong[1])};",) if wrong else ()
+
+
+def _found(
+    check: str, level: Level, text: str, mend: tuple[str, ...] = (), how: How = ""
+) -> Finding:
+    return Finding("table", check, level, text, mend, how or ("sql" if mend else ""))

@@ -1,0 +1,85 @@
+"""What a Kafka cluster says of itself and of topics; asked by the commands that examine it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
+
+from cdc_relay.config import Settings
+from cdc_relay.kafka.client import base_config, create, sink_error
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as the cluster has it."""
+
+    name: str
+    partitions: int
+    replicas: int
+    """Of the partition that has fewest."""
+    in_sync: int
+    """In-sync replicas of the partition that has fewest."""
+    leaderless: int
+    """Partitions without a leader: nothing can be written there."""
+    config: Mapping[str, str]
+    """Empty where we may not look."""
+
+
+class Cluster:
+    """A cluster, asked when it is made. One thread. Raises ``SinkError`` where it does not answer
+    or does not let us in."""
+
+    def __init__(self, settings: Settings, timeout: float = 10.0) -> None:
+        self._settings = settings
+        self._timeout = timeout
+        self._admin: Any = create(
+            AdminClient, base_config(settings, f"cdc-relay-{settings.name}-admin")
+        )
+        try:
+            # All topics: asking for one by name would create it where brokers do so.
+            self._metadata = self._admin.list_topics(timeout=timeout)
+        except KafkaException as error:
+            raise sink_error(error, settings, "cannot list topics") from None
+        self.brokers = len(self._metadata.brokers)
+        self.names: frozenset[str] = frozenset(self._metadata.topics)
+
+    def broker_config(self) -> Mapping[str, str]:
+        """The settings of one broker; empty where we may not look."""
+        broker = min(self._metadata.brokers)
+        return self._configs([ConfigResource("broker", str(broker))]).get(str(broker), {})
+
+    def topics(self, names: Sequence[str]) -> dict[str, Topic]:
+        """Those of ``names`` that are there."""
+        there = [name for name in names if name in self.names]
+        configs = self._configs([ConfigResource("topic", name) for name in there])
+        found = {}
+        for name in there:
+            partitions = list(self._metadata.topics[name].partitions.values())
+            found[name] = Topic(
+                name,
+                len(partitions),
+                min((len(one.replicas) for one in partitions), default=0),
+                min((len(one.isrs) for one in partitions), default=0),
+                sum(one.leader < 0 for one in partitions),
+                configs.get(name, {}),
+            )
+        return found
+
+    def _configs(self, resources: list[Any]) -> dict[str, Mapping[str, str]]:
+        result: dict[str, Mapping[str, str]] = {}
+        if not resources:
+            return result
+        answers = self._admin.describe_configs(resources, request_timeout=self._timeout)
+        for resource, future in answers.items():
+            try:
+                entries = future.result(timeout=self._timeout + 1)
+            except (KafkaException, TimeoutError):
+                continue  # no grant to look
+            result[resource.name] = {
+                name: str(entry.value) for name, entry in entries.items() if entry.value is not None
+            }
+        return result
