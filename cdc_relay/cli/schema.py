@@ -1,18 +1,58 @@
-"""``cdc-relay schema``: the DDL, for whoever runs it himself."""
+"""``cdc-relay schema``: the DDL and the grants, for whoever runs them himself."""
 
 from __future__ import annotations
+
+from typing import Final, get_args
 
 import click
 
 from cdc_relay.cli.options import settings_options
 from cdc_relay.config import Settings
+from cdc_relay.errors import ConfigError
+from cdc_relay.grants import ROLES, Dialect, Role, grants
 from cdc_relay.outbox import table_ddl
 
+_ACCOUNTS: Final[dict[Role, str]] = {
+    "relay": "'cdc_relay'@'%'",
+    "compensator": "'cdc_compensator'@'%'",
+    "writer": "'service'@'%'",
+}
 
-@click.command("schema")
-@settings_options("table")
-def command(settings: Settings) -> None:
-    """Print the statements that create the outbox table (MySQL 8.0.13, MariaDB 10.6 and later).
-    No database is needed."""
-    for statement in table_ddl(settings.table):
-        click.echo(statement + ";")
+
+@click.command(
+    "schema",
+    epilog="Examples: `cdc-relay schema | mysql shop`; "
+    "`cdc-relay schema --grants --table shop.outbox_event --role relay --account "
+    "\"'relay'@'10.0.%'\"`.",
+)
+@settings_options("table", "database_url", "mark", "mark_row_image")
+@click.option("--grants", "only_grants", is_flag=True, help="Print GRANT statements instead.")
+@click.option(
+    "--role", type=click.Choice(ROLES), multiple=True, help="Of this role only. [default: all]"
+)
+@click.option("--account", help="Account of the one role, as GRANT wants it: \"'relay'@'%'\".")
+@click.option("--dialect", type=click.Choice(get_args(Dialect)), default="mysql", show_default=True)
+def command(
+    settings: Settings,
+    only_grants: bool,
+    role: tuple[Role, ...],
+    account: str | None,
+    dialect: Dialect,
+) -> None:
+    """Print the statements that create the outbox table (MySQL 8.0.13, MariaDB 10.6 and later) or,
+    with --grants, those that give relay, compensator and the writing service the least that each
+    needs. The accounts must be there. No database is needed."""
+    if not only_grants:
+        if role or account:
+            raise ConfigError("--role and --account go with --grants")
+        for statement in table_ddl(settings.table):
+            click.echo(statement + ";")
+        return
+    if "." not in settings.table and not settings.database_url:
+        raise ConfigError("--grants: which schema? write --table schema.table, or database_url")
+    if account is not None and len(role) != 1:
+        raise ConfigError("--account: of which role? give one --role")
+    for one in role or ROLES:
+        click.echo(f"-- {one}")
+        for statement in grants(one, account or _ACCOUNTS[one], settings, dialect):
+            click.echo(statement + ";")
