@@ -215,12 +215,13 @@ class Decoder:
         """Things seen that may hide a row of ours, by kind, with their number."""
         self._in_payload = False
 
-    def begin(self, file: str, offset: int) -> None:
-        """Say where the dump starts: a boundary."""
+    def begin(self, file: str, offset: int, born: int = 0) -> None:
+        """Say where the dump starts: a boundary, in a file that was begun at ``born``."""
         self.file = file
         self._offset = offset
         self.commit_file = file
         self.commit_offset = offset
+        self.commit_born = born
 
     def expect(self, group: str, done: int, dropped: list[tuple[int, int]] | None) -> None:
         """Say that the transaction ``group`` comes next and that ``done`` of its rows are not
@@ -710,8 +711,9 @@ class Decoder:
             self._gno = 0
             self._maria = None
             self._born = _u32(buf, start)
-            if self.commit_file == self.file:
+            if self.commit_file == self.file and self.commit_born != self._born:
                 self.commit_born = self._born
+                self.moved = True
             return
         if kind == ROTATE:
             self._rotate(buf, start, body, after)

@@ -81,6 +81,11 @@ _LOST_WORDS: Final = (
     "exceeds the file",
     "is missing",
     "not present in the",
+    # No event begins there: another log of the same name, or a damaged one. The table knows better.
+    "truncated in the middle of event",
+    "bogus data in log event",
+    "event too small",
+    "exceeded max_allowed_packet",
 )
 _CONFLICT_WORDS: Final = ("same server_uuid", "same server_id", "same server id")
 
@@ -291,7 +296,7 @@ class BinlogSource:
                 maria,
             )
             decoder.prepared = dict(start.prepared)
-            decoder.begin(start.file, start.offset)
+            decoder.begin(start.file, start.offset, start.born)
             if start.partial is not None:
                 known = self._again is not None and self._again[0] == start
                 decoder.expect(*start.partial, self._again[1] if known and self._again else None)

@@ -155,6 +155,28 @@ def test_logs_begun_anew_that_are_as_long_again(own_shop: Harness) -> None:
     assert relay.text().count("begun anew") >= 1
 
 
+def test_a_position_where_no_event_begins(bare_mysql: DatabaseServer, harness: MakeHarness) -> None:
+    """Another log of the same name: the server cannot read on from there, at any start."""
+    with Database.create(bare_mysql.url()) as database:
+        shop = harness(database)
+        relay = shop.relay()
+        shop.ins("a", {"n": 0})
+        shop.wait_sent(1)
+        assert relay.terminate() == 0
+        last = shop.checkpoint()
+        assert last is not None
+        place = ("--file", last.position.file, "--offset", str(last.position.offset - 7))
+        shop.ins("a", {"n": 1})
+        assert shop.run("position", "set", *place).wait() == 0
+        relay = shop.relay()
+        shop.wait_sent(2)
+        shop.ins("a", {"n": 2})
+        shop.wait_sent(3)
+        assert relay.terminate() == 0, relay.text()
+        assert [message.json["n"] for message in shop.messages()] == [0, 1, 2]
+        assert "position lost" in relay.text()
+
+
 def test_the_end_of_the_log_is_reached_after_a_crash_of_the_server(
     own_server: DatabaseServer, harness: MakeHarness
 ) -> None:
