@@ -8,25 +8,30 @@ When nothing is pending any more the aggregate flows again.
 Where the topic is at fault, the whole aggregate type is closed; it stands for all its aggregates,
 so none of them is closed beside it. When its other rows are sent, those that still wait are closed
 one by one.
+
+Without marks (``mark = "none"``) every row is pending for ever and the table does not tell what
+waits. The ids of the rows that a closed aggregate holds are kept then, and stand in the checkpoint.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import structlog
 
 from cdc_relay.kafka.topics import Refusal
-from cdc_relay.outbox import OutboxEvent
+from cdc_relay.outbox import DEAD, OutboxEvent
 from cdc_relay.store import Aggregate, Failure, Store
 
 log: Any = structlog.get_logger(__name__)
 
 Closed = tuple[str, str | None]
 """(aggregate_type, aggregate_id); None closes the whole type."""
+Held = tuple[str, str | None, Sequence[int]]
+"""The same with the ids of the rows that wait."""
 
 # Rows of one trial, at most.
 _ROWS: Final = 1000
@@ -37,6 +42,8 @@ _LOOK_AGAIN_S: Final = 1.0
 _LONGEST_S: Final = 5.0
 # Looks take the stream's time: no more than this many a second.
 _LOOKS_PER_S: Final = 100
+# Rows that wait where nothing is marked: their ids stand in every checkpoint.
+_MOST_HELD: Final = 20_000
 # Aggregates of one type that may be closed one by one; more close the type.
 _MOST_AGGREGATES: Final = 5000
 
@@ -47,15 +54,20 @@ class _State:
     trial: bool = False
     """Its rows are being sent: they are let through, and a checkpoint still calls it closed."""
     held: set[int] = field(default_factory=set)
-    """Rows that the stream has passed over since the table was asked last."""
+    """Rows that the stream has passed over since the table was asked last; without marks all
+    that wait, the refused one included."""
 
 
 class Parking:
     """The closed aggregates of one relay. One thread; database errors are the store's."""
 
-    def __init__(self, store: Store, on_dead: Literal["block", "release"]) -> None:
+    def __init__(
+        self, store: Store, on_dead: Literal["block", "release"], *, marks: bool = True
+    ) -> None:
+        """``marks``: whether the table tells what is sent."""
         self._store = store
         self._on_dead = on_dead
+        self._marks = marks
         self._closed: dict[Closed, _State] = {}
         self.tries: dict[int, int] = {}
         """Failures so far of rows that came from the table, by id."""
@@ -65,13 +77,41 @@ class Parking:
         """Whether anything is closed (a quick look for the hot path)."""
         return bool(self._closed)
 
-    def load(self, closed: Iterable[Closed]) -> None:
+    def load(self, closed: Iterable[Closed], held: Iterable[Held] = ()) -> None:
         """Take over what a checkpoint names."""
         for kind, key in closed:
             self.close(kind, key)
+        for kind, key, ids in held:
+            state = self._state(kind, key)
+            if state is not None:
+                state.held.update(ids)
+
+    @property
+    def full(self) -> bool:
+        """Whether so many rows wait, where nothing is marked, that no more can be held."""
+        if self._marks or not self._closed:
+            return False
+        return sum(len(state.held) for state in self._closed.values()) >= _MOST_HELD
+
+    def held(self, sent: Set[int]) -> list[Held]:
+        """What is held, for the checkpoint, without the rows that are ``sent`` together with it;
+        empty with marks: the table tells."""
+        if self._marks:
+            return []
+        return [
+            (kind, key, sorted(state.held - sent)) for (kind, key), state in self._closed.items()
+        ]
+
+    def sent(self, ids: Iterable[int]) -> None:
+        """These rows wait no longer."""
+        if not self._marks:
+            for state in self._closed.values():
+                state.held.difference_update(ids)
 
     def learn(self) -> None:
         """Close the aggregates that the compensator has parked, or left with a dead row."""
+        if not self._marks:
+            return  # there is no compensator then, and what is dead was dead before
         for kind, key in self._store.failing(_MOST_AGGREGATES):
             self.close(kind, key)
 
@@ -137,6 +177,9 @@ class Parking:
         failure = self._store.record_failure(event, tries, refusal.reason)
         if failure.outcome != "dead" or self._on_dead == "block":
             self.close(event.aggregate_type, None if refusal.topic else event.aggregate_id)
+            state = self._state(event.aggregate_type, event.aggregate_id)
+            if state is not None:
+                state.held.add(event.id)
         log.error(
             "row is dead" if failure.outcome == "dead" else "row parked; its aggregate waits",
             event_id=event.event_id,
@@ -165,6 +208,8 @@ class Parking:
         if state is None:
             return None
         state.look_at = time.monotonic() + self._pause(_LONGEST_S)
+        if not self._marks:
+            return self._held_rows(aggregate, state)
         if state.held:
             # So that they are visible, or gone, when "nothing is pending" opens the aggregate.
             self._store.settle(sorted(state.held))
@@ -207,6 +252,48 @@ class Parking:
             if len(page) < limit:
                 break
         return due
+
+    def _held_rows(self, aggregate: Closed, state: _State) -> list[tuple[OutboxEvent, int]] | None:
+        """``rows`` by what is held."""
+        kind, key = aggregate
+        limit = _ROWS if key is not None else _ROWS_OF_TYPE
+        held = sorted(state.held)
+        blocked: dict[str, set[int]] = {}
+        due: list[int] = []
+        for start in range(0, len(held), limit):
+            part = held[start : start + limit]
+            self._store.settle(part)
+            found = {row.id: row for row in self._store.held(part)}
+            for row_id in part:
+                row = found.get(row_id)
+                if row is None or (row.status == DEAD and self._on_dead == "release"):
+                    state.held.discard(row_id)  # gone, or given up
+                elif row.aggregate_id in blocked:
+                    blocked[row.aggregate_id].add(row_id)
+                elif row.status == DEAD or row.due_in_s > 0:
+                    blocked[row.aggregate_id] = {row_id}
+                    if row.status != DEAD:
+                        pause = self._pause(min(row.due_in_s, _LONGEST_S))
+                        state.look_at = min(state.look_at, time.monotonic() + pause)
+                else:
+                    due.append(row_id)
+            if due or (key is not None and blocked):
+                break
+        if due:
+            events = self._store.events(due)
+            return [(pending.event, pending.retry_count) for pending in events] or None
+        if not state.held:
+            return []
+        if key is not None or len(blocked) > _MOST_AGGREGATES:
+            return None
+        for name, ids in blocked.items():
+            look_at = time.monotonic() + self._pause(_LOOK_AGAIN_S)
+            self._closed[kind, name] = _State(look_at, held=ids)
+        return []
+
+    def _state(self, kind: str, key: str | None) -> _State | None:
+        """What holds the rows of an aggregate: its own state, or its type's."""
+        return self._closed.get((kind, key)) or self._closed.get((kind, None))
 
     def _blocked(self, kind: str | None, key: str | None) -> list[Aggregate]:
         """The aggregates that wait behind a dead row: all, those of a type, or this one."""

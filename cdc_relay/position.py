@@ -235,7 +235,7 @@ class Position:
             "gtids": self.gtids,
         }
         if self.prepared:
-            value["prepared"] = {xid: _ranges(ids) for xid, ids in self.prepared.items()}
+            value["prepared"] = {xid: runs(ids) for xid, ids in self.prepared.items()}
         if self.born:
             value["born"] = self.born
         if self.partial is not None:
@@ -264,8 +264,8 @@ class Position:
         )
 
 
-def _ranges(ids: Iterable[int]) -> list[list[int]]:
-    """Ids as [first, last] pairs: the keys of one transaction mostly follow each other."""
+def runs(ids: Iterable[int]) -> list[list[int]]:
+    """Ids in order as [first, last] pairs: the keys of one transaction mostly follow each other."""
     result: list[list[int]] = []
     for row_id in ids:
         if result and row_id == result[-1][1] + 1:

@@ -132,7 +132,7 @@ class Relay:
         self._marks = settings.mark != "none"
         self._most_owed = min(settings.queue_rows, _MOST_OWED)
         self._marker = Marker(store, vitals)
-        self._parking = Parking(store, settings.on_dead)
+        self._parking = Parking(store, settings.on_dead, marks=self._marks)
         self._checkpoint: Checkpoint = None  # type: ignore[assignment]
         self._moved: Position | None = None
         self._saved_at = 0.0
@@ -148,7 +148,7 @@ class Relay:
         delivered before is in the last checkpoint.
         """
         self._checkpoint = start
-        self._parking.load(start.closed)
+        self._parking.load(start.closed, start.held)
         reader: threading.Thread | None = None
         orderly = False
         try:
@@ -157,7 +157,7 @@ class Relay:
             if start.sweeping:
                 self._sweep()
             else:
-                self._delivered_checkpoint(self._next_checkpoint([], None))
+                self._delivered_checkpoint(self._next_checkpoint([], [], None))
             reader = threading.Thread(target=self._read, name="reader", daemon=True)
             reader.start()
             self._loop(until)
@@ -264,18 +264,19 @@ class Relay:
         their aggregates stays behind them."""
         while True:
             items = [item for item in items if not self._is_held(item[0])]
-            marks = self._owing([event for event, _ in items])
-            checkpoint = self._next_checkpoint(marks, position)
+            events = [event for event, _ in items]
+            marks = self._owing(events)
+            checkpoint = self._next_checkpoint(events, marks, position)
             refused = self._to_kafka([record for _, record in items], checkpoint)
             if not refused:
                 faults.point("delivered")
                 self._saved(checkpoint)
-                self._sent(len(items), marks)
+                self._sent(events, marks)
                 return
             there = self._sink.acknowledged
             if there:
                 sent = [event for index, (event, _) in enumerate(items) if index in there]
-                self._sent(len(sent), self._owing(sent))
+                self._sent(sent, self._owing(sent))
             for index, refusal in sorted(refused.items()):
                 if not self._is_held(items[index][0]):
                     self._park(items[index][0], 0, refusal)
@@ -318,12 +319,15 @@ class Relay:
     def _owing(self, events: Sequence[OutboxEvent]) -> list[Part]:
         return parts(events) if self._marks else []
 
-    def _next_checkpoint(self, marks: Sequence[Part], to: Position | None) -> Checkpoint:
+    def _next_checkpoint(
+        self, events: Sequence[OutboxEvent], marks: Sequence[Part], to: Position | None
+    ) -> Checkpoint:
         return replace(
             self._checkpoint,
             position=to or self._checkpoint.position,
             owed=self._marker.owed_with(marks),
             closed=self._parking.closed(),
+            held=self._parking.held({event.id for event in events}) if self._parking.any else (),
             time=time.time(),
         )
 
@@ -335,10 +339,12 @@ class Relay:
         self._vitals.closed = len(checkpoint.closed)
         self._vitals.sweeping = checkpoint.sweeping
 
-    def _sent(self, count: int, marks: Sequence[Part]) -> None:
-        self.counters.sent += count
+    def _sent(self, events: Sequence[OutboxEvent], marks: Sequence[Part]) -> None:
+        self.counters.sent += len(events)
         if marks:
             self._marker.owe(marks)
+        if self._parking.any:
+            self._parking.sent([event.id for event in events])
 
     def _save(self, *, force: bool = False) -> None:
         """Write a checkpoint without records when something but the clock has moved, not more
@@ -352,7 +358,7 @@ class Relay:
         to = self._moved
         if to is not None and last.doubtful_until is not None and to.reached(last.doubtful_until):
             self._checkpoint = replace(last, doubtful_until=None)
-        self._delivered_checkpoint(self._next_checkpoint([], to))
+        self._delivered_checkpoint(self._next_checkpoint([], [], to))
 
     def _delivered_checkpoint(self, checkpoint: Checkpoint) -> None:
         faults.point("saving")
@@ -450,7 +456,7 @@ class Relay:
         faults.point("swept")
         end = self._patiently(self._source.current)
         self._checkpoint = replace(self._checkpoint, sweeping=False, doubtful_until=end)
-        self._delivered_checkpoint(self._next_checkpoint([], None))
+        self._delivered_checkpoint(self._next_checkpoint([], [], None))
         log.warning("sweep done; the stream starts", rows=self.counters.swept, until=str(end))
 
     def _events(self, rows: Sequence[OutboxEvent | UnreadRow]) -> list[OutboxEvent]:

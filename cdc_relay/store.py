@@ -60,6 +60,16 @@ class WaitingRow(NamedTuple):
     """Seconds until its next try; 0 when it may be sent now."""
 
 
+class HeldRow(NamedTuple):
+    """What a parked aggregate needs to know of a row that it holds, where nothing is marked."""
+
+    id: int
+    aggregate_id: str
+    status: int
+    due_in_s: float
+    """Seconds until its next try; 0 when it may be sent now."""
+
+
 class Failure(NamedTuple):
     """What became of a row whose sending failed."""
 
@@ -276,6 +286,18 @@ class Store:
         return [
             WaitingRow(row_id, event_id, key, max(0.0, int(microseconds) / 1e6))
             for row_id, event_id, key, microseconds in found
+        ]
+
+    def held(self, ids: Sequence[int]) -> list[HeldRow]:
+        """Return the rows of ``ids`` that exist, in id order, without what makes rows large."""
+        later = "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), next_retry_time)"
+        found = self._read(
+            f"SELECT id, aggregate_id, status, COALESCE({later}, 0) FROM {self._table}"
+            f" WHERE id IN ({','.join([str(int(row_id)) for row_id in ids])}) ORDER BY id"
+        )
+        return [
+            HeldRow(row_id, key, int(status), max(0.0, int(microseconds) / 1e6))
+            for row_id, key, status, microseconds in found
         ]
 
     def dead_aggregates(

@@ -34,7 +34,7 @@ from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, SinkUnavailableError
 from cdc_relay.kafka.client import base_config, create, sink_error, text
 from cdc_relay.kafka.owed import NOTHING_OWED, Owed
-from cdc_relay.position import Position
+from cdc_relay.position import Position, runs
 from cdc_relay.router import Record
 
 log = structlog.get_logger(__name__)
@@ -78,6 +78,9 @@ class Checkpoint:
     """Why the stream was anchored anew at some time, in words; empty where it never was."""
     time: float = field(default_factory=time.time)
     """When it was made, seconds since 1970."""
+    held: Sequence[tuple[str, str | None, Sequence[int]]] = ()
+    """Without marks the table does not tell what waits: for each of ``closed`` the ids of its rows
+    that are not sent. Empty with marks."""
 
     def record(self, relay: str, shard: int = 0) -> Record:
         """The record that stores it: the shard's partition, a key that compaction keeps."""
@@ -90,6 +93,11 @@ class Checkpoint:
             "time": self.time,
             "position": self.position.to_json(),
             "closed": [list(aggregate) for aggregate in self.closed],
+            **(
+                {"held": [[kind, key, runs(ids)] for kind, key, ids in self.held]}
+                if self.held
+                else {}
+            ),
             **({"sweeping": True} if self.sweeping else {}),
             **({"doubtful_until": self.doubtful_until.to_json()} if self.doubtful_until else {}),
             **({"anchor": self.anchor} if self.anchor else {}),
@@ -117,6 +125,10 @@ class Checkpoint:
                 Position.from_json(until) if until else None,
                 str(head.get("anchor", "")),
                 head["time"],
+                [
+                    (kind, key, [n for first, last in found for n in range(first, last + 1)])
+                    for kind, key, found in head.get("held", ())
+                ],
             )
         except (ValueError, KeyError, TypeError, struct.error) as error:
             raise UnreadableCheckpointError(f"the checkpoint cannot be read: {error}") from None

@@ -124,8 +124,8 @@ def make(seed: int) -> Plan:
     if chance.random() < 0.5:
         kinds = [kind for kind in kinds if not kind.name.startswith("compensate")]
     marks = mark != "none"
-    narrow = marks and chance.random() < 0.4
-    late_topic = chance.choice((0.0, chance.uniform(4, SECONDS), 99.0)) if marks else 0.0
+    narrow = chance.random() < 0.4
+    late_topic = chance.choice((0.0, chance.uniform(4, SECONDS), 99.0))
     max_tries = chance.choice((1, 10))
     return Plan(
         seed=seed,
@@ -140,7 +140,7 @@ def make(seed: int) -> Plan:
         queue_rows=chance.choice((200, 20_000)),
         session_timeout=chance.choice((1.0, 2.0)),
         hidden=marks and chance.random() < 0.35,
-        unsendable=marks and chance.random() < 0.5,
+        unsendable=chance.random() < 0.5,
         narrow=narrow,
         late_topic=late_topic,
         faults=_faults(chance, kinds, relays),

@@ -12,19 +12,14 @@ from subprocess import TimeoutExpired
 from typing import Any, Final
 
 import pymysql
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-)
+from confluent_kafka.admin import AdminClient
 
 from cdc_relay.errors import SinkError, SourceError
 from tests.chaos import checker, swap
 from tests.chaos.plan import Fault, Plan
 from tests.chaos.stage import Stage
 from tests.chaos.writers import HIDDEN, INVOICE, KINDS, LATE, NARROW, NARROW_BYTES, ORDER, Writers
-from tests.support.harness import Harness, Process
+from tests.support.harness import Harness, Process, alter_topic
 from tests.support.sql import Database
 
 PARTITIONS: Final = 4
@@ -403,32 +398,37 @@ class Run:
 
     def _drain(self, allowed: dict[str, bool], hidden: set[str]) -> None:
         """Wait until nothing is pending but what may be. Without marks the table does not tell:
-        ``--until-current`` does, afterwards."""
+        the checkpoint says what waits, ``--until-current`` afterwards passes the rest."""
         deadline = time.monotonic() + _DRAIN_S
         release = self.plan.on_dead == "release" and self.plan.max_tries == 1
         while True:
             if not self._relays[0].running:
                 self._ended_by_itself(self._relays[0])
                 self._start_relay(0)
-            if self.plan.mark == "none":
-                if '"streaming"' in self._relays[0].text():
-                    return
-                assert time.monotonic() < deadline, "the relay does not stream"
-                time.sleep(0.3)
-                continue
             self._try(
                 f"UPDATE {self._shop.table} SET next_retry_time = UTC_TIMESTAMP(6) WHERE"
                 f" status = 0 AND aggregate_type IN ('{LATE}', '{NARROW}')"
                 " AND next_retry_time > UTC_TIMESTAMP(6) + INTERVAL 1 SECOND"
             )
-            pending = self._ids("status = 0") - hidden
-            if release or not allowed:
+            pending = self._waiting() if self.plan.mark == "none" else self._ids("status = 0")
+            pending -= hidden
+            if self.plan.mark == "none":
+                streams = '"streaming"' in self._relays[0].text()
+                if streams and pending <= allowed.keys():
+                    return
+            elif release or not allowed:
                 if not pending:
                     return
             elif pending <= allowed.keys() and not self._untried(allowed):
                 return
             assert time.monotonic() < deadline, f"{len(pending)} rows are pending"
             time.sleep(0.3)
+
+    def _waiting(self) -> set[str]:
+        """What waits for a parked row, by the checkpoint's word."""
+        last = self._shop.checkpoint()
+        ids = [row_id for _, _, held in last.held for row_id in held] if last is not None else []
+        return self._ids(f"id IN ({','.join(map(str, ids))})") if ids else set()
 
     def _untried(self, allowed: dict[str, bool]) -> set[str]:
         wanted = {event_id for event_id, unsendable in allowed.items() if unsendable}
@@ -457,12 +457,7 @@ class Run:
 
     def _raise_limit(self) -> None:
         topic = self._shop.topic_prefix + NARROW
-        entry = ConfigEntry(
-            "max.message.bytes", "1000000", incremental_operation=AlterConfigOpType.SET
-        )
-        resource = ConfigResource("topic", topic, incremental_configs=[entry])
-        admin: Any = AdminClient({"bootstrap.servers": self._shop.kafka, "log_level": 4})
-        admin.incremental_alter_configs([resource])[resource].result(30)
+        alter_topic(self._shop.kafka, topic, {"max.message.bytes": "1000000"})
 
     def _say(self, line: str) -> None:
         print(checker.now(), line, file=self._log, flush=True)

@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+)
 
 from cdc_relay.config import load
 from cdc_relay.kafka.checkpoints import Checkpoint, read_last
@@ -249,6 +255,17 @@ def create_topic(
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 4})
     new = NewTopic(topic, num_partitions=partitions, config=dict(config or {}))
     admin.create_topics([new], operation_timeout=15)[topic].result(timeout=20)
+
+
+def alter_topic(bootstrap: str, topic: str, config: Mapping[str, str]) -> None:
+    """Set properties of a topic."""
+    entries = [
+        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in config.items()
+    ]
+    resource = ConfigResource("topic", topic, incremental_configs=entries)
+    admin: Any = AdminClient({"bootstrap.servers": bootstrap, "log_level": 4})
+    admin.incremental_alter_configs([resource])[resource].result(30)
 
 
 def consume(bootstrap: str, topic: str, timeout: float = 30) -> list[Message]:
