@@ -125,10 +125,10 @@ class Checkpoint:
                 Position.from_json(until) if until else None,
                 str(head.get("anchor", "")),
                 head["time"],
-                [
+                tuple(
                     (kind, key, [n for first, last in found for n in range(first, last + 1)])
                     for kind, key, found in head.get("held", ())
-                ],
+                ),
             )
         except (ValueError, KeyError, TypeError, struct.error) as error:
             raise UnreadableCheckpointError(f"the checkpoint cannot be read: {error}") from None

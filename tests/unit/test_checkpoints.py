@@ -44,6 +44,7 @@ def test_everything_else_comes_back() -> None:
         doubtful_until=HERE,
         anchor="why",
         time=1.5,
+        held=(("order", "k\n1", [3, 4, 5, 9]), ("Ü", None, [])),
     )
     assert Checkpoint.decode(made.encode()) == made
 
