@@ -20,6 +20,7 @@ from cdc_relay.database import TableShape, connected, describe_table, engine, re
 from cdc_relay.housekeeping import OldRows, Pace
 from cdc_relay.housekeeping.partitions import Dropped
 from cdc_relay.housekeeping.rows import STATUS_NAMES, Take
+from cdc_relay.signals import stop_on_signal
 
 _PROGRESS_S: Final = 2.0
 
@@ -136,8 +137,6 @@ class Run:
 @contextmanager
 def run(settings: Settings, older_than_s: float, *, dead: bool, max_lag_s: float) -> Iterator[Run]:
     """Give a run over the table of these settings, which SIGTERM stops after the batch in hand."""
-    from cdc_relay.signals import stop_on_signal
-
     with ExitStack() as stack:
         stop = stack.enter_context(stop_on_signal())
         pool = engine(settings)

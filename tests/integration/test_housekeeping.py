@@ -8,18 +8,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pymysql
 import pytest
+from sqlalchemy.engine import make_url
 
 from cdc_relay.cli import main
 from cdc_relay.config import load
 from cdc_relay.database import connected, describe_table, engine
 from cdc_relay.housekeeping import OldRows, Partitions
+from dev.mysql import MySQL
+from tests.support.harness import Harness
 from tests.support.sql import INSERT, Database, row
 
 Capture = pytest.CaptureFixture[str]
@@ -154,16 +159,16 @@ def _process(database: Database, *arguments: str) -> dict[str, Any]:
     return summary
 
 
-def _spawn(database: Database, *arguments: str) -> subprocess.Popen[str]:
+def _spawn(database: Database, *arguments: str, stderr: Any = None) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "cdc_relay", *arguments, "--database-url", database.text]
-    return subprocess.Popen([*command, "--json"], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [*command, "--json"], cwd=CHECKOUT, stdout=pipe, stderr=stderr, text=True
+    )
 
 
 def _until_some_are_gone(database: Database, rows: int) -> None:
-    deadline = time.monotonic() + 60
-    while statuses(database)[1] >= rows:
-        assert time.monotonic() < deadline, "nothing went within a minute"
-        time.sleep(0.01)
+    _until(lambda: statuses(database)[1] < rows)
 
 
 def test_an_archive_that_is_killed_goes_on_where_it_was(outbox: Database) -> None:
@@ -322,6 +327,54 @@ def test_progress_pause_and_lock_waits(outbox: Database, capsys: Capture) -> Non
     assert summary["paused_s"] > 0
 
 
+def test_a_replica_that_lags_makes_it_wait(mysql_url: str, tmp_path: Path) -> None:
+    with MySQL(tmp_path / "replica", die_with_parent=True) as server:
+        replica = Database(make_url(server.url()))
+        source = Database(make_url(mysql_url))
+        [(executed,)] = source.sql("SELECT @@GLOBAL.gtid_executed")
+        replica.sql("RESET BINARY LOGS AND GTIDS")
+        replica.sql("SET GLOBAL gtid_purged = %s", (executed,))
+        replica.sql(
+            "CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_USER = 'root',"
+            f" SOURCE_PORT = {source.url.port}, SOURCE_AUTO_POSITION = 1, GET_SOURCE_PUBLIC_KEY = 1"
+        )
+        replica.sql("START REPLICA")
+        with Database.create(mysql_url) as outbox:
+            outbox.create_outbox()
+            fill(outbox, 3000)
+            _until(lambda: _replicated(replica, outbox.name) == 3000)
+            replica.sql("STOP REPLICA SQL_THREAD")
+            log = tmp_path / "purge.log"
+            arguments = ["--batch", "500", "--replicas", f"127.0.0.1:{replica.url.port}"]
+            with (
+                log.open("w") as stderr,
+                _spawn(outbox, "purge", *arguments, stderr=stderr) as process,
+            ):
+                _until(lambda: "does not run" in log.read_text())
+                assert statuses(outbox)[1] == 2500
+                replica.sql("START REPLICA SQL_THREAD")
+                out, _ = process.communicate(timeout=60)
+            assert process.returncode == 0, log.read_text()
+            assert json.loads(out)["sent"] == 3000
+            assert json.loads(out)["paused_s"] > 0
+        replica.close()
+        source.close()
+
+
+def _replicated(replica: Database, schema: str) -> int:
+    try:
+        return int(replica.sql(f"SELECT COUNT(*) FROM `{schema}`.outbox_event")[0][0])
+    except pymysql.err.Error:
+        return 0  # not there yet
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "not within a minute"
+        time.sleep(0.02)
+
+
 # --- partitions -----------------------------------------------------------------------------
 
 PARTITIONED = """CREATE TABLE outbox_event (
@@ -444,6 +497,33 @@ def test_without_the_grants_rows_go_in_batches(database: Database, capsys: Captu
         user.close()
     assert summary["partitions"] == []
     assert statuses(database) == {1: 10}
+
+
+def test_partitions_go_under_a_running_relay(
+    database: Database, kafka: str, tmp_path: Path, capsys: Capture
+) -> None:
+    partitioned(database, [20, 10])
+    fill(database, 50, age=24 * 30)
+    fill(database, 50, age=24 * 15)
+    with Harness(database, kafka, tmp_path, create=False) as shop:
+        relay = shop.relay()
+        before = [_ins(database, f"k{number}") for number in range(20)]
+        summary = run(database, capsys, "purge")
+        assert [part["name"] for part in summary["partitions"]] == ["p%20", "p%10"]
+        after = [_ins(database, f"k{number}") for number in range(20)]
+        shop.wait_sent(40)
+        assert relay.terminate() == 0
+        assert sorted(one.event_id for one in shop.messages()) == sorted(before + after)
+
+
+def _ins(database: Database, key: str) -> str:
+    event_id = str(uuid.uuid4())
+    database.sql(
+        "INSERT INTO outbox_event (event_id, aggregate_type, aggregate_id, event_type, payload)"
+        " VALUES (%s, 'order', %s, 'CREATED', '{}')",
+        (event_id, key),
+    )
+    return event_id
 
 
 # --- archive --------------------------------------------------------------------------------
