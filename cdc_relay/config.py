@@ -79,6 +79,20 @@ Seconds = Annotated[float, BeforeValidator(seconds), Field(ge=0, le=315_360_000)
 PositiveSeconds = Annotated[float, BeforeValidator(seconds), Field(ge=0.01, le=315_360_000)]
 
 
+_ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/@]*)):(\d{1,5})")
+_SHORTEST_TOKEN: Final = 16
+
+
+def _address(value: str) -> tuple[str, int] | None:
+    """Host and port of ``http``; None for off. An empty host is every address."""
+    if value == "off":
+        return None
+    match = _ADDRESS.fullmatch(value)
+    if match is None or int(match[3]) > 65535:
+        raise ValueError(f"{value!r} is not an address; write host:port, [IPv6]:port or off")
+    return match[1] or match[2] or "0.0.0.0", int(match[3])
+
+
 class Settings(BaseModel):
     """All settings, validated and frozen. Durations are in seconds."""
 
@@ -143,7 +157,25 @@ class Settings(BaseModel):
     )
     http: str = Field(
         "127.0.0.1:8080",
-        description="Reserved for the HTTP page, which this version does not serve.",
+        description="Address of the page, /metrics, /healthz and /readyz, host:port; port 0 takes "
+        "a free one, off serves nothing.",
+    )
+    http_token: str = Field(
+        "",
+        repr=False,
+        description="Token that the page asks for. Without one it is shown on loopback only.",
+    )
+    http_token_file: Path | None = Field(
+        None, description="File that holds the token, instead of http_token."
+    )
+    health_timeout: PositiveSeconds | None = Field(
+        None,
+        description="Silence of the database, or of the relay's own loop, that turns /healthz red; "
+        "by default read_timeout and heartbeat together.",
+    )
+    sample_interval: PositiveSeconds = Field(
+        5.0,
+        description="Time between two looks at the table and the brokers, for page and metrics.",
     )
     server_id: int | None = Field(
         None, ge=1, le=4294967295, description="Replica server id; without it each start draws one."
@@ -252,6 +284,12 @@ class Settings(BaseModel):
             raise ValueError(f"{value!r} is not a table name; write table or schema.table")
         return value
 
+    @field_validator("http")
+    @classmethod
+    def _check_http(cls, value: str) -> str:
+        _address(value)
+        return value
+
     @field_validator("topic")
     @classmethod
     def _check_topic(cls, value: str) -> str:
@@ -281,6 +319,34 @@ class Settings(BaseModel):
                 ) from None
             url = url.set(password=password)
         return url
+
+    def http_address(self) -> tuple[str, int] | None:
+        """Host and port to serve HTTP on; None where nothing is served."""
+        return _address(self.http)
+
+    def page_token(self) -> str:
+        """The token that the page asks for; empty where there is none."""
+        token = self.http_token
+        if self.http_token_file is not None:
+            try:
+                token = self.http_token_file.read_text().strip()
+            except (OSError, UnicodeDecodeError) as error:
+                reason = getattr(error, "strerror", None) or "it is not text"
+                raise ConfigError(
+                    f"http_token_file: cannot read {self.http_token_file}: {reason}"
+                ) from None
+            if not token:
+                raise ConfigError(f"http_token_file: {self.http_token_file} is empty")
+        if token and len(token) < _SHORTEST_TOKEN:
+            raise ConfigError(
+                f"http_token has {len(token)} characters: it takes {_SHORTEST_TOKEN} at least "
+                "(openssl rand -hex 16 makes one)"
+            )
+        return token
+
+    def silence(self) -> float:
+        """Seconds of silence that turn /healthz red."""
+        return self.health_timeout or self.read_timeout + self.heartbeat
 
     def schema_and_table(self) -> tuple[str, str]:
         """Schema and table; the schema is the URL's where ``table`` names none."""

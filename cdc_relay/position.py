@@ -87,6 +87,13 @@ class GtidSet:
                     return False
         return True
 
+    def last(self) -> list[tuple[str, int]]:
+        """The highest transaction number of each source (``uuid`` or ``uuid:tag``)."""
+        return [
+            (f"{_uuid_text(sid)}:{tag}" if tag else _uuid_text(sid), intervals[-1][1] - 1)
+            for (sid, tag), intervals in sorted(self._sources.items())
+        ]
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GtidSet) and self._sources == other._sources
 
@@ -153,6 +160,10 @@ class MariaGtidPosition:
             domain in self._domains and self._domains[domain][1] >= sequence
             for domain, (_, sequence) in other._domains.items()
         )
+
+    def last(self) -> list[tuple[str, int]]:
+        """The sequence number of each domain."""
+        return [(str(domain), number) for domain, (_, number) in sorted(self._domains.items())]
 
     def __bool__(self) -> bool:
         return bool(self._domains)

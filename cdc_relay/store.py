@@ -93,6 +93,33 @@ class Counts:
     """Age of the oldest pending row in seconds; None where nothing is pending."""
 
 
+class Backlog(NamedTuple):
+    """What is not sent, at a glance and cheaply."""
+
+    pending: int
+    failing: int | None
+    """Pending rows that were refused at least once; None where the index does not tell."""
+    dead: int
+    oldest_pending_s: float | None
+    """Age of the pending row with the lowest id, by the database's clock."""
+    clock: float
+    """The database's clock, seconds since 1970."""
+
+
+class Troubled(NamedTuple):
+    """A row that was refused, or given up."""
+
+    event_id: str
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    tries: int
+    dead: bool
+    due_in_s: float | None
+    """Seconds until the next try; None for a dead row."""
+    reason: str
+
+
 def retry_delay_s(tries: int) -> int:
     """Seconds to wait after failure number ``tries`` (from 1)."""
     return RETRY_LADDER_S[min(tries, len(RETRY_LADDER_S)) - 1]
@@ -389,6 +416,59 @@ class Store:
             finally:
                 if got:
                     connection.exec_driver_sql("SELECT RELEASE_LOCK(%s)", (name,))
+
+    def backlog(self) -> Backlog:
+        """Count what is pending and dead. Reads those entries of the status index and one row, so
+        a large table of sent rows costs nothing."""
+        by_status = self._shape.force_index("status", "next_retry_time")
+        nullable = self._shape.columns["next_retry_time"].nullable
+        failing = "COUNT(next_retry_time)" if nullable else "NULL"
+        [(pending, failing_count, dead, age, clock)] = self._read(
+            "SELECT found.pending, found.failing,"
+            f" (SELECT COUNT(*) FROM {self._table}{by_status} WHERE status = {DEAD}),"
+            " TIMESTAMPDIFF(MICROSECOND, oldest.created_at, UTC_TIMESTAMP(6)),"
+            " TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+            f" FROM (SELECT COUNT(*) AS pending, {failing} AS failing, MIN(id) AS id"
+            f" FROM {self._table}{by_status} WHERE status = {PENDING}) AS found"
+            f" LEFT JOIN {self._table} AS oldest ON oldest.id = found.id"
+        )
+        return Backlog(
+            int(pending),
+            None if failing_count is None else int(failing_count),
+            int(dead),
+            None if age is None else max(0, int(age)) / 1e6,
+            int(clock) / 1e6,
+        )
+
+    def troubled(self, limit: int) -> list[Troubled]:
+        """Return up to ``limit`` dead rows and as many that were refused and wait, those first
+        whose next try comes first, without what makes rows large."""
+        reason = "COALESCE(last_error, '')" if "last_error" in self._shape.columns else "''"
+        by_status = self._shape.force_index("status", "next_retry_time")
+        later = "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), next_retry_time)"
+
+        def part(status: int) -> str:
+            refused = " AND next_retry_time IS NOT NULL" if status == PENDING else ""
+            return (
+                "(SELECT event_id, aggregate_type, aggregate_id, event_type, retry_count, status,"
+                f" {later}, {reason} FROM {self._table}{by_status} WHERE status = {status}{refused}"
+                f" ORDER BY next_retry_time LIMIT {int(limit)})"
+            )
+
+        return [
+            Troubled(
+                row[0] or "",
+                row[1] or "",
+                row[2] or "",
+                row[3] or "",
+                int(row[4]),
+                row[5] == DEAD,
+                None if row[5] == DEAD else max(0, int(row[6] or 0)) / 1e6,
+                str(row[7]),
+            )
+            for row in self._read(f"{part(DEAD)} UNION ALL {part(PENDING)}")
+            if row[4] or row[5] == DEAD
+        ]
 
     def counts(self) -> Counts:
         """Count the rows by status. Walks the status index: about a second for ten million."""

@@ -70,18 +70,19 @@ def mask_secrets(
 ) -> MutableMapping[str, Any]:
     """Replace passwords in URLs, and every value whose name tells that it is a secret."""
     for name, value in event.items():
-        event[name] = _MASK if _SECRET_NAME.search(name) else _masked(value)
+        event[name] = _MASK if _SECRET_NAME.search(name) else masked(value)
     return event
 
 
-def _masked(value: Any) -> Any:
+def masked(value: Any) -> Any:
+    """``value`` without the passwords of URLs in it, and without secrets by their name."""
     if isinstance(value, str):
         return _URL_PASSWORD.sub(rf"\1{_MASK}", value)
     if isinstance(value, Mapping):
         return {
-            name: _MASK if _SECRET_NAME.search(str(name)) else _masked(item)
+            name: _MASK if _SECRET_NAME.search(str(name)) else masked(item)
             for name, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [_masked(item) for item in value]
+        return [masked(item) for item in value]
     return value

@@ -71,6 +71,8 @@ def _metavar(field: str, kind: object) -> str:
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
     kinds: dict[object, str] = {float: "DURATION", int: "N", int | None: "N", Path | None: "FILE"}
+    if field.endswith(("_timeout", "_interval")):
+        return "DURATION"
     return kinds.get(kind, field.rpartition("_")[2].upper())
 
 

@@ -6,8 +6,11 @@ import gc
 import os
 import signal
 import threading
+import time
 import uuid
+from collections.abc import Callable
 from types import FrameType
+from typing import Final
 
 import click
 
@@ -17,16 +20,22 @@ from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
 from cdc_relay.config import Settings
 from cdc_relay.database import TableShape, connect_arguments, connected, describe_table, engine
 from cdc_relay.errors import ConfigError
+from cdc_relay.http.server import Listener, Served
 from cdc_relay.outbox import OutboxEvent
 from cdc_relay.owner import Owner
 from cdc_relay.preflight import check_server
 from cdc_relay.router import Router
 from cdc_relay.store import Store
+from cdc_relay.vitals import Reading, Vitals
+
+# The page is loaded when the first record is out: it has no part in the time until then.
+_FIRST_RECORD_S: Final = 1.0
 
 
 @click.command("start")
 @settings_options(
-    *("topic", "delivery", "source", "mark", "mark_row_image", "on_dead", "shards", "http"),
+    *("topic", "delivery", "source", "mark", "mark_row_image", "on_dead", "shards"),
+    *("http", "http_token_file", "health_timeout", "sample_interval"),
     *("server_id", "session_timeout", "transaction_timeout"),
     *("batch_rows", "queue_rows", "heartbeat", "read_timeout", "checkpoint_interval"),
     *("stop_grace", "max_tries", *DATABASE, *KAFKA, *LOGGING),
@@ -50,6 +59,9 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
     if settings.source == "polling":
         raise ConfigError("source: polling is not available yet; use binlog")
     alerts = Alerts.of(settings)
+    address = settings.http_address()
+    settings.page_token()  # a wrong one is said before anything is begun
+    listener = Listener(*address) if address is not None else None
     pool = engine(settings)
     try:
         with connected(pool) as connection:
@@ -66,23 +78,38 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
         if settings.mark != "none":
             store.check_update()
         binlog_source(settings, shape, store).probe()  # grants, before anything is promised
+        vitals = Vitals()
+        idle_interval = 0.0 if until_current else None
         owner = Owner(
             settings,
-            lambda: binlog_source(settings, shape, store, 0.0 if until_current else None),
+            lambda: binlog_source(settings, shape, store, idle_interval, vitals.reading),
             Router(
                 settings.topic, shape.payload_kind, settings.format, settings.cloudevents_source
             ),
             store,
+            vitals,
         )
         alerts.start()
-        _run(owner, until_current)
+        _run(owner, until_current, lambda: _served(listener, settings, vitals, store))
     finally:
         alerts.close()
         pool.dispose()
+        if listener is not None:
+            listener.close()
+
+
+def _served(
+    listener: Listener | None, settings: Settings, vitals: Vitals, store: Store
+) -> Served | None:
+    return None if listener is None else Served(listener, settings, vitals, store)
 
 
 def binlog_source(
-    settings: Settings, shape: TableShape, store: Store, idle_interval: float | None = None
+    settings: Settings,
+    shape: TableShape,
+    store: Store,
+    idle_interval: float | None = None,
+    reading: Reading | None = None,
 ) -> BinlogSource:
     """The source for these settings: a replica of its own, with an id of its own unless one is
     given."""
@@ -98,11 +125,13 @@ def binlog_source(
         batch_rows=settings.batch_rows,
         idle_interval=settings.checkpoint_interval if idle_interval is None else idle_interval,
         find=store.find,
+        reading=reading,
     )
 
 
-def _run(owner: Owner, until_current: bool) -> None:
-    """Run in a thread of its own: waits inside the Kafka library do not let signals through."""
+def _run(owner: Owner, until_current: bool, serve: Callable[[], Served | None]) -> None:
+    """Run in a thread of its own: waits inside the Kafka library do not let signals through.
+    ``serve`` is called when the first record is out, or could not be soon."""
     failure: list[BaseException] = []
 
     def run() -> None:
@@ -126,7 +155,18 @@ def _run(owner: Owner, until_current: bool) -> None:
     signal.signal(signal.SIGINT, stop)
     thread = threading.Thread(target=run, name="relay")
     thread.start()
+    deadline = time.monotonic() + _FIRST_RECORD_S
+    while thread.is_alive() and time.monotonic() < deadline and not owner.counters.sent:
+        thread.join(0.05)
+    try:
+        served = serve() if thread.is_alive() else None
+    except BaseException:
+        owner.stop()
+        thread.join()
+        raise
     while thread.is_alive():
         thread.join(0.5)
+    if served is not None:
+        served.close()
     if failure:
         raise failure[0]

@@ -12,8 +12,8 @@ import click
 import pytest
 
 from cdc_relay import cli, telemetry
+from cdc_relay.about import decoder
 from cdc_relay.cli import main
-from cdc_relay.cli.version import decoder
 from cdc_relay.errors import SinkError, SourceError
 
 Capture = pytest.CaptureFixture[str]
