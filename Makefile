@@ -14,7 +14,7 @@ HOT := $(addprefix cdc_relay/binlog/,jsonb.py values.py rows.py decoder.py)
 # What ruff looks at; mypy's list is in pyproject.toml.
 CODE := .
 
-.PHONY: help venv up down demo test chaos check lint bench docs fmt python
+.PHONY: help venv up down demo test chaos page check lint bench docs fmt python
 
 help:  ## list the targets
 	@echo "cdc-relay: make TARGET"
@@ -33,6 +33,12 @@ test: lint  ## check, then the whole suite on real MySQL, MariaDB and Kafka (sta
 chaos: venv  ## seeded faults on real servers, and the account; SEEDS=1..100
 	@$(PYTHON) -m dev fetch
 	@$(BIN)/python -m tests.chaos $(or $(SEEDS),1..10) $(ARGS)
+
+page: venv  ## the page in a real Chromium (screenshots in .page/) and the alerts by promtool
+	@$(PYTHON) -m dev fetch
+	@$(BIN)/python -m pip install -q --disable-pip-version-check 'playwright>=1.48,<2'
+	@tools=$$($(PYTHON) -m dev.browser); eval "$$tools"; \
+	    $(BIN)/python -m pytest -q -o python_files='check_*.py' tests/page $(ARGS)
 
 check: lint  ## under a minute: ruff, mypy, import contracts, unit tests
 	@$(BIN)/python -m pytest -q tests/unit $(ARGS)

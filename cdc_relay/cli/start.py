@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import cdc_relay.lean  # noqa: F401
+
+# isort: split
 import gc
 import os
 import signal

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.brokers import ProxiedKafka
-from tests.support.harness import Harness, Process
+from tests.support.harness import CHECKOUT, Harness, Process
 from tests.support.proxy import Proxy
 from tests.support.sql import Database
 from tests.support.web import Web
@@ -104,6 +104,21 @@ def test_the_numbers_are_those_of_table_and_topic(database: Database, harness: M
     assert "too large" in row[5].lower()
     assert "max.message.bytes" in web.ask("/").body
     shop.until(lambda: len(web.ask("/data.json?range=15m").json["history"]["time"]) > 3)
+
+
+def test_rules_and_dashboard_ask_for_metrics_that_there_are(mysql_shop: Harness) -> None:
+    _, web = serve(mysql_shop, **SERVED)
+    mysql_shop.ins("a")
+    mysql_shop.wait_sent(1)
+    names = {"cdc_relay_sample_age_seconds", "cdc_relay_purge_horizon_seconds"}
+    mysql_shop.until(lambda: names <= web.metrics().keys())
+    there = {name.partition("{")[0] for name in web.metrics()}
+    asked: set[str] = set()
+    for file in ("prometheus-alerts.yml", "grafana-dashboard.json"):
+        text = (CHECKOUT / "deploy" / file).read_text()
+        asked |= set(re.findall(r"\b(?:cdc_relay|process)_[a-z0-9_]+", text))
+    assert len(asked) > 30
+    assert asked <= there
 
 
 def test_without_marks_nothing_is_said_of_pending_rows(
