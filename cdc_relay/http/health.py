@@ -57,7 +57,9 @@ def up(vitals: Vitals, looks: Looks, settings: Settings, now: float) -> dict[str
     patience = settings.silence()
     return {
         "reader": reading.connected and not _silent(vitals, settings, now),
-        "database": looks.table.seen is not None and not looks.table.trouble(patience),
+        "database": looks.table.seen is not None
+        and not looks.table.trouble(patience)
+        and not (reading.running and reading.away),
         "broker": looks.group.seen is not None
         and not looks.group.trouble(patience)
         and not _delivering(vitals, now),

@@ -72,7 +72,7 @@ class Look(Generic[_T]):
     @property
     def pause_s(self) -> float:
         """Seconds between two looks."""
-        return max(self._interval, self.took_s / _SHARE)
+        return self._interval if self.error else max(self._interval, self.took_s / _SHARE)
 
     def _run(self) -> None:
         while True:

@@ -227,8 +227,9 @@ def test_a_database_that_is_away_is_no_reason_to_be_killed(
         assert answer.status == 503, answer.body
         time.sleep(0.2)
     assert "database" in " ".join(web.ask("/readyz").json["reasons"])
-    assert web.metrics()["cdc_relay_database_up"] == 0
-    assert web.metrics()["cdc_relay_reader_up"] == 0
+    metrics = web.metrics()
+    assert metrics["cdc_relay_database_up"] == 0
+    assert metrics["cdc_relay_reader_up"] == 0
     proxy.mend()
     shop.until(web.ready, 60)
     shop.ins("a")
@@ -403,9 +404,7 @@ def test_no_secret_is_shown_anywhere(proxied: tuple[Harness, Proxy]) -> None:
         look()
         database.sql(f"DROP USER '{user}'@'%'")
         proxy.mend()
-        shop.until(lambda: not relay.running or "denied" in web.ask("/readyz").body)
-        if relay.running:
-            look()
+        assert relay.wait() == 3  # access denied, in one line
         text = "\n".join(seen) + relay.text()
         for secret in (password, TOKEN, "kafka-pa55-w0rd"):
             assert secret not in text
