@@ -8,6 +8,7 @@ clock, in UTC. Errors are ``SourceError`` and ``SourceUnavailableError``, one li
 from __future__ import annotations
 
 import zlib
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -228,6 +229,70 @@ class Store:
     def rows(self, ids: Sequence[int]) -> list[tuple[OutboxEvent, int]]:
         """Return the rows of ``ids`` that exist, in id order, each with its status."""
         return [(event, status) for event, _, status in self._events(ids)]
+
+    def keys(self, since_us: int, until_us: int, limit: int) -> Iterator[list[Any]]:
+        """Yield (id, event_id, aggregate_type, aggregate_id, event_type, status) of the rows of
+        any status with ``since_us`` <= created_at < ``until_us`` (microseconds since 1970), in id
+        order, from at most ``limit`` ids' worth of the table at a time. No read view outlives a
+        step."""
+        ends = [f"'1970-01-01' + INTERVAL {int(at)} MICROSECOND" for at in (since_us, until_us)]
+        within = f"created_at >= {ends[0]} AND created_at < {ends[1]}"
+        # Each status is a range of (status, created_at), which holds the id.
+        parts = " UNION ALL ".join(
+            f"SELECT MIN(id) AS low, MAX(id) AS high FROM {self._table}"
+            f" WHERE status = {status} AND {within}"
+            for status in (PENDING, SENT, DEAD)
+        )
+        [(low, high)] = self._read(f"SELECT MIN(low), MAX(high) FROM ({parts}) AS ranges")
+        after_id = int(low or 1) - 1
+        while high is not None and after_id < int(high):
+            rows = self._read(
+                "SELECT id, event_id, aggregate_type, aggregate_id, event_type, status"
+                f" FROM {self._table}{self._shape.force_index('id')} WHERE id > {after_id}"
+                f" AND id <= {int(high)} AND {within} ORDER BY id LIMIT {int(limit)}"
+            )
+            if not rows:
+                return
+            after_id = int(rows[-1][0])
+            yield rows
+
+    def chosen(
+        self,
+        *,
+        ids: Sequence[int] = (),
+        event_ids: Sequence[str] = (),
+        aggregate: Aggregate | None = None,
+        since_us: int | None = None,
+        until_us: int | None = None,
+    ) -> array[int]:
+        """Return the ids of the rows that satisfy all conditions given, ascending: 8 bytes each."""
+        conditions, parameters = [], list[object]()
+        if ids or event_ids:
+            numbers = ",".join([str(int(row_id)) for row_id in ids]) or "0"
+            conditions.append(f"(id IN ({numbers}) OR event_id IN %s)")
+            parameters.append(list(event_ids) or [""])
+        if aggregate is not None:
+            conditions.append("aggregate_type = %s AND aggregate_id = %s")
+            parameters += aggregate
+        for sign, at in ((">=", since_us), ("<", until_us)):
+            if at is not None:
+                conditions.append(f"created_at {sign} '1970-01-01' + INTERVAL {at} MICROSECOND")
+        found = array("Q")
+        while True:
+            after = found[-1] if found else 0
+            rows = self._read(
+                f"SELECT id FROM {self._table} WHERE {' AND '.join(conditions)} AND id > {after}"
+                " ORDER BY id LIMIT 100000",
+                tuple(parameters),
+            )
+            if not rows:
+                return found
+            found.extend(int(row[0]) for row in rows)
+
+    def now_us(self) -> int:
+        """The database's clock, microseconds since 1970."""
+        sql = "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+        return int(self._read(sql)[0][0])
 
     def settle(self, ids: Sequence[int]) -> None:
         """Return when the rows of ``ids``, which came out of the binlog this moment, are visible

@@ -20,6 +20,7 @@ _COMMANDS: Final = {
     "start": "Run the relay: binlog to Kafka, in commit order.",
     "compensate": "Send the rows that have been pending for too long.",
     "status": "Show the table's rows by status, and the checkpoint.",
+    "audit": "Compare the table with the topics: missing, duplicate, out of order.",
     "position": "Show or set the position from which the relay goes on.",
     "dead": "List, show, retry or discard rows that failed too often.",
     "purge": "Delete rows that were sent long ago.",

@@ -1,0 +1,183 @@
+"""Reading our topics back, as a ``read_committed`` consumer does, for the commands that look."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import (
+    OFFSET_END,
+    TIMESTAMP_CREATE_TIME,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+
+from cdc_relay.config import Settings
+from cdc_relay.errors import SinkError, SinkUnavailableError
+from cdc_relay.kafka.client import base_config, create, sink_error, text
+
+_BATCH: Final = 5_000
+
+
+class Read(NamedTuple):
+    """A record as it lies in its topic."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    created: bool
+    """Whether the time is the producer's, so the row's; else that of its arrival."""
+    event_id: str
+    """Empty where the record names none: it is not ours."""
+    key: bytes
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+
+
+class Reader:
+    """Reads topics without a group of its own and without committing anything. One thread. Close
+    it at the end."""
+
+    def __init__(self, settings: Settings, timeout: float = 30.0) -> None:
+        """``timeout``: the longest silence of the brokers that is waited for."""
+        self._settings = settings
+        self._timeout = timeout
+        self._consumer: Any = create(
+            Consumer,
+            {
+                **base_config(settings, f"cdc-relay-{settings.name}-reader"),
+                "group.id": f"cdc-relay.{settings.name}.reader",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "allow.auto.create.topics": False,
+                # Librdkafka would fetch 64 MB ahead: what is read is a stream, not a store.
+                "queued.max.messages.kbytes": 8 * 1024,
+            },
+        )
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def topics(self) -> dict[str, int]:
+        """All topics, with the number of their partitions."""
+        try:
+            found = self._consumer.list_topics(timeout=self._timeout).topics
+        except KafkaException as error:
+            raise sink_error(error, self._settings, "cannot list topics") from None
+        return {name: len(topic.partitions) for name, topic in found.items()}
+
+    def since(self, topics: Sequence[str], since_ms: int) -> Iterator[list[Read]]:
+        """Yield everything in ``topics`` from the first record that is not older than
+        ``since_ms`` to the present end, each partition in order. What was sent late is there too:
+        a partition is read to its end, whatever the records' times."""
+        partitions = self._partitions(topics)
+        if not partitions:
+            return
+        with self._errors("cannot read the topics"):
+            asked = [TopicPartition(one.topic, one.partition, since_ms) for one in partitions]
+            starts = self._consumer.offsets_for_times(asked, timeout=self._timeout)
+            waiting = {(one.topic, one.partition) for one in starts}
+            self._consumer.assign(starts)
+        deadline = time.monotonic() + self._timeout
+        while waiting:
+            batch = self._poll(min(1.0, self._timeout), waiting.discard)
+            if batch:
+                yield batch
+                deadline = time.monotonic() + self._timeout
+            elif waiting and time.monotonic() > deadline:
+                raise SinkUnavailableError(
+                    f"no answer from Kafka within {self._timeout:g} s: are the brokers up?"
+                )
+
+    def follow(self, topics: Sequence[str], since_ms: int | None) -> Iterator[list[Read]]:
+        """Yield what comes from now on, or from ``since_ms`` on, without end; an empty list about
+        once a second while nothing does."""
+        partitions = self._partitions(topics)
+        with self._errors("cannot read the topics"):
+            if since_ms is None:
+                starts = [
+                    TopicPartition(one.topic, one.partition, OFFSET_END) for one in partitions
+                ]
+            else:
+                asked = [TopicPartition(one.topic, one.partition, since_ms) for one in partitions]
+                starts = self._consumer.offsets_for_times(asked, timeout=self._timeout)
+            self._consumer.assign(starts)
+        while True:
+            yield self._poll(1.0, lambda _: None)
+
+    def _partitions(self, topics: Sequence[str]) -> list[Any]:
+        there = self.topics()
+        return [
+            TopicPartition(topic, number)
+            for topic in topics
+            for number in range(there.get(topic, 0))
+        ]
+
+    def _poll(self, timeout: float, ended: Callable[[tuple[str, int]], None]) -> list[Read]:
+        with self._errors("cannot read the topics"):
+            messages = self._consumer.consume(_BATCH, timeout=min(timeout, 0.2))
+        batch = []
+        for message in messages:
+            error = message.error()
+            if error is None:
+                batch.append(_read(message))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended((message.topic(), message.partition()))
+            elif not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
+                raise SinkError(f"cannot read {message.topic()}: {text(error)}")
+        return batch
+
+    def _errors(self, doing: str) -> Any:
+        return _Errors(self._settings, doing)
+
+
+class _Errors:
+    def __init__(self, settings: Settings, doing: str) -> None:
+        self._settings, self._doing = settings, doing
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
+        if isinstance(error, KafkaException):
+            raise sink_error(error, self._settings, self._doing) from None
+
+
+def _read(message: Any) -> Read:
+    headers = message.headers() or ()
+    value = message.value()
+    kind, timestamp = message.timestamp()
+    return Read(
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        timestamp,
+        kind == TIMESTAMP_CREATE_TIME,
+        _event_id(headers, value),
+        message.key() or b"",
+        value,
+        headers,
+    )
+
+
+def _event_id(headers: Sequence[tuple[str, bytes | None]], value: bytes | None) -> str:
+    structured = False
+    for name, content in headers:
+        if name in ("id", "ce_id") and content:
+            return content.decode("utf-8", "replace")
+        structured = structured or (
+            name == "content-type" and (content or b"").startswith(b"application/cloudevents+json")
+        )
+    if structured and value:
+        try:
+            return str(json.loads(value)["id"])
+        except (ValueError, KeyError, TypeError):
+            return ""
+    return ""
