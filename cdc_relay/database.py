@@ -350,6 +350,13 @@ class TableShape:
         return ""
 
     @property
+    def delete(self) -> str:
+        """The head of a DELETE by id, as SQL text like ``quoted``. It goes by the primary key
+        whatever the optimizer's statistics say: a small table would be read as a whole, waiting
+        for rows that others hold. (Only the form for several tables takes an index hint.)"""
+        return f"DELETE outbox FROM {self.quoted} AS outbox{self.force_index('id')}"
+
+    @property
     def quoted(self) -> str:
         """`schema`.`table` for SQL text that is given to the driver with parameters."""
         return f"{quote(self.schema)}.{quote(self.table)}".replace("%", "%%")

@@ -153,7 +153,7 @@ class Store:
         # Driven by the primary key whatever the optimizer's statistics say: rows are locked in
         # id order, the same in every session, so two of them wait instead of deadlocking.
         change = (
-            f"DELETE FROM {self._table}"
+            shape.delete
             if mark == "delete"
             else f"UPDATE {self._table}{shape.force_index('id')}"
             f" SET status = {SENT}{sent_at}, updated_at = UTC_TIMESTAMP(6)"

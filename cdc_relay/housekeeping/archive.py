@@ -15,7 +15,6 @@ from sqlalchemy import Connection, Engine, exc
 
 from cdc_relay.database import TableShape, connected, quote
 from cdc_relay.errors import SourceError
-from cdc_relay.housekeeping.rows import delete_sql
 
 log: Any = structlog.get_logger(__name__)
 
@@ -96,7 +95,8 @@ class Archive:
                 f"table {self.name} has a unique key that refuses a row of the outbox: "
                 f"{error.orig.args[1]}"
             ) from None
-        deleted = connection.exec_driver_sql(delete_sql(self._shape, where), parameters).rowcount
+        sql = f"{self._shape.delete} WHERE {where}"
+        deleted = connection.exec_driver_sql(sql, parameters).rowcount
         # REPLACE counts a row that it replaced twice.
         if inserted < deleted:
             raise SourceError(

@@ -88,7 +88,7 @@ class OldRows:
 
     def delete(self, connection: Connection, where: str, parameters: tuple[object, ...]) -> int:
         """Delete the rows of a batch; return how many."""
-        sql = delete_sql(self._shape, where)
+        sql = f"{self._shape.delete} WHERE {where}"
         return connection.exec_driver_sql(sql, parameters).rowcount
 
     def left(self) -> dict[str, int]:
@@ -233,14 +233,6 @@ class _ByKey:
 
     def advance(self) -> None:
         self._place = self._next
-
-
-def delete_sql(shape: TableShape, where: str) -> str:
-    """A DELETE that goes by the primary key whatever the optimizer's statistics say: by another
-    way it would wait for rows that it does not want. (Only the form for several tables takes an
-    index hint.)"""
-    hint = shape.force_index("id")
-    return f"DELETE outbox FROM {shape.quoted} AS outbox{hint} WHERE {where}"
 
 
 def _day(time: Any) -> str:

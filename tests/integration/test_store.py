@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -72,6 +73,20 @@ def insert(database: Database, *keys: str) -> list[tuple[int, str]]:
         "SELECT id, event_id FROM outbox_event ORDER BY id DESC LIMIT %s", (len(keys),)
     )
     return [(found[0], found[1]) for found in reversed(rows)]
+
+
+@pytest.mark.parametrize("mark", ["update", "delete"])
+def test_marks_wait_for_no_row_that_they_do_not_want(
+    database: Database, make_store: Callable[..., Store], mark: str
+) -> None:
+    """Also where the optimizer would rather read the whole, small table: services hold the rows
+    that they have inserted and not committed."""
+    database.create_outbox()
+    rows = insert(database, *[str(number) for number in range(30)])
+    store = make_store(mark=mark)
+    with closing(database.connect()) as other, other.cursor() as cursor:
+        cursor.execute(INSERT.format(table="outbox_event"), row("open", {}))
+        assert store.mark_sent(rows) == 30
 
 
 def scanned(store: Store, older_than_s: float = 0, limit: int = 2) -> list[str]:
