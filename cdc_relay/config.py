@@ -217,6 +217,11 @@ class Settings(BaseModel):
         description="Purge and archive: replicas whose lag they watch, host:port each, reached as "
         "database_url is.",
     )
+    relay_wait: Seconds = Field(
+        30.0,
+        description="Compensator: wait for a living relay to reach the end of the log; rows that "
+        "it has not reached by then are left to it.",
+    )
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="Log format; auto is console on a terminal, else JSON."
     )

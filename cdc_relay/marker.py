@@ -17,7 +17,7 @@ import structlog
 
 from cdc_relay import faults
 from cdc_relay.errors import SourceUnavailableError
-from cdc_relay.kafka.owed import Owed
+from cdc_relay.kafka.owed import Owed, fingerprint
 from cdc_relay.outbox import OutboxEvent
 from cdc_relay.store import Store
 from cdc_relay.vitals import Vitals
@@ -41,6 +41,17 @@ def parts(events: Sequence[OutboxEvent]) -> list[Part]:
     rows = [(event.id, event.event_id) for event in events]
     cut = [rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)]
     return [Part(part, Owed.of(part)) for part in cut]
+
+
+def heal(store: Store, owed: Owed) -> int:
+    """Mark those of ``owed``, which were sent, that are still pending; return how many."""
+    prints = dict(owed)
+    pending = [
+        (row_id, event_id)
+        for row_id, event_id in store.pending(list(prints))
+        if fingerprint(event_id) == prints[row_id]
+    ]
+    return store.mark_sent(pending) if pending else 0
 
 
 class Marker:

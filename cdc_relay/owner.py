@@ -28,7 +28,7 @@ from cdc_relay.kafka.checkpoints import Checkpoint, UnreadableCheckpointError
 from cdc_relay.kafka.membership import Membership, members
 from cdc_relay.kafka.owed import NOTHING_OWED
 from cdc_relay.kafka.sink import FencedError, IdempotentSink
-from cdc_relay.kafka.transactions import TransactionalSink
+from cdc_relay.kafka.transactions import TransactionalSink, fence
 from cdc_relay.position import Position
 from cdc_relay.relay import Relay, Sink, Source
 from cdc_relay.router import Router
@@ -140,6 +140,7 @@ class Owner:
                 self._stopping,
                 tick,
                 self.vitals,
+                lambda: self._fence_pass(going_on),
             )
             if self._going_on():
                 sink = None  # the relay closes it
@@ -182,6 +183,13 @@ class Owner:
         if self._settings.delivery == "exactly_once":
             return TransactionalSink(self._settings, SHARD, membership, going_on)
         return IdempotentSink(self._settings, f"cdc-relay-{self._settings.name}-{SHARD}")
+
+    def _fence_pass(self, going_on: Callable[[], bool]) -> Checkpoint | None:
+        """End what a compensator's pass has open and return its last word."""
+        if self._settings.delivery != "exactly_once":
+            return None
+        fence(self._settings, "fallback", going_on)
+        return checkpoints.read_fallback(self._settings)
 
     def _start(self, source: Source) -> Checkpoint:
         """Where the term goes on: the last checkpoint, or a new anchor at the end of the log with

@@ -53,6 +53,8 @@ class _State:
     look_at: float
     trial: bool = False
     """Its rows are being sent: they are let through, and a checkpoint still calls it closed."""
+    known: bool = False
+    """Whether no pass of the compensator can hold rows of it (see ``passes_know``)."""
     held: set[int] = field(default_factory=set)
     """Rows that the stream has passed over since the table was asked last; without marks all
     that wait, the refused one included."""
@@ -123,6 +125,17 @@ class Parking:
     def closed(self) -> tuple[Closed, ...]:
         """What is closed, for the checkpoint."""
         return tuple(self._closed)
+
+    def passes_know(self) -> None:
+        """What is closed now stood in a committed checkpoint, and then the passes were fenced:
+        none has rows of it in hand, and the next ones see that it is closed."""
+        for state in self._closed.values():
+            state.known = True
+
+    def are_known(self, aggregates: Iterable[Closed]) -> bool:
+        """Whether that is so for all of these."""
+        states = (self._closed.get(aggregate) for aggregate in aggregates)
+        return all(state is None or state.known for state in states)
 
     def changed(self, since: Sequence[Closed]) -> bool:
         """Whether that is not what ``since`` says."""

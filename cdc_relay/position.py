@@ -236,6 +236,16 @@ class Position:
             return False
         return (file_number(self.file), self.offset) > (file_number(end.file), end.offset)
 
+    def passed(self, end: Position) -> bool:
+        """Whether everything that was visible to SELECT before ``end`` was read as the end of the
+        log lies before this position.
+
+        A row is visible a moment before its GTID counts as executed (MySQL's commit stage), but
+        not before it is in the file: within one file the offset must be reached as well.
+        """
+        behind = self.server == end.server and self.file == end.file and self.offset < end.offset
+        return self.reached(end) and not behind
+
     def to_json(self) -> dict[str, Any]:
         """The form in which a checkpoint stores it."""
         value: dict[str, Any] = {

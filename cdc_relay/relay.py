@@ -27,9 +27,8 @@ from cdc_relay.config import Settings
 from cdc_relay.errors import SinkUnavailableError, SourceUnavailableError, UnroutableError
 from cdc_relay.handover import HandOver
 from cdc_relay.kafka.checkpoints import Checkpoint
-from cdc_relay.kafka.owed import fingerprint
 from cdc_relay.kafka.topics import Refusal
-from cdc_relay.marker import Marker, Part, parts
+from cdc_relay.marker import Marker, Part, heal, parts
 from cdc_relay.outbox import PENDING, OutboxEvent
 from cdc_relay.parking import Parking
 from cdc_relay.position import Position
@@ -50,6 +49,7 @@ _SWEEP_ROWS: Final = 5000
 _TICK_S: Final = 0.1
 _PROGRESS_PAUSE_S: Final = 10.0
 _LEARN_PAUSE_S: Final = 5.0
+_FENCE_PAUSE_S: Final = 1.0
 # Owed marks stand in every checkpoint, and a Kafka record holds a megabyte by default: these, and
 # those of one more group, however large its transactions are.
 _MOST_OWED: Final = 50_000
@@ -118,7 +118,9 @@ class Relay:
         stopping: threading.Event,
         tick: Callable[[], None],
         vitals: Vitals,
+        fence_pass: Callable[[], Checkpoint | None] = lambda: None,
     ) -> None:
+        """``fence_pass`` ends what a compensator's pass has open and returns its last word."""
         self._settings = settings
         self._source = source
         self._router = router
@@ -128,6 +130,7 @@ class Relay:
         self._tick = tick
         self._next_tick = 0.0
         self._next_learn = 0.0
+        self._next_fence = 0.0
         self._hand_over = HandOver(min(settings.queue_rows, _GROUP_ROWS), _GROUP_BYTES)
         self._marks = settings.mark != "none"
         self._most_owed = min(settings.queue_rows, _MOST_OWED)
@@ -139,6 +142,7 @@ class Relay:
         self._finish_by = 0.0
         self._vitals = vitals
         self.counters = vitals.counters
+        self._end_pass = fence_pass
 
     def run(self, start: Checkpoint, until: Position | None = None) -> None:
         """Carry rows from ``start`` on until ``stopping``, or until everything up to ``until`` is
@@ -152,7 +156,12 @@ class Relay:
         reader: threading.Thread | None = None
         orderly = False
         try:
+            if start.sweeping:
+                # A pass that looks from now on leaves the table to the sweep.
+                record = replace(start, time=time.time()).record(self._settings.name)
+                self._sink.deliver([], record, self._going_on)
             self._heal(start)
+            self._fence_pass()
             self._marker.start()
             if start.sweeping:
                 self._sweep()
@@ -405,20 +414,36 @@ class Relay:
     # --- rows that need the table ----------------------------------------------------------------
 
     def _heal(self, start: Checkpoint) -> None:
-        """Mark what the predecessor had delivered and not marked."""
+        """Mark what the predecessor, or a compensator's pass, had delivered and not marked."""
         if not start.owed or not self._marks:
             return
-        prints = dict(start.owed)
-        pending = self._patiently(lambda: self._store.events(list(prints)))
-        owed = [
-            (found.event.id, found.event.event_id)
-            for found in pending
-            if fingerprint(found.event.event_id) == prints[found.event.id]
-        ]
-        if owed:
-            self.counters.marked += self._patiently(lambda: self._store.mark_sent(owed))
+        marked = self._patiently(lambda: heal(self._store, start.owed))
+        self.counters.marked += marked
         faults.point("healed")
-        log.info("marks of the last run healed", owed=len(start.owed), marked=len(owed))
+        log.info("marks of the last run healed", owed=len(start.owed), marked=marked)
+
+    def _fence_pass(self) -> None:
+        """From here on a pass commits nothing that it began before. What it has sent is marked,
+        and doubtful in the stream where it was sent ahead of it."""
+        last = self._end_pass() if self._marks else None  # without marks there is no compensator
+        faults.point("pass_fenced")
+        self._parking.passes_know()
+        if last is None:
+            return
+        self._heal(last)
+        if not self._checkpoint.position.passed(last.position):
+            self._doubt(last.position)
+
+    def _doubt(self, until: Position) -> None:
+        """Ask the table for rows of the stream up to ``until``, or to where they are asked for
+        already, whichever comes later."""
+        end = self._patiently(self._source.current)
+        known = self._checkpoint.doubtful_until
+        if known is not None and known.passed(until):
+            return
+        if not end.passed(until) or (known is not None and not until.passed(known)):
+            until = end  # of another server, or not comparable
+        self._checkpoint = replace(self._checkpoint, doubtful_until=until)
 
     def _sweep(self) -> None:
         """Send what is pending in the table, in id order, before the stream starts from the anchor.
@@ -539,7 +564,16 @@ class Relay:
         if time.monotonic() >= self._next_learn:
             self._next_learn = time.monotonic() + _LEARN_PAUSE_S
             self._patiently(self._parking.learn)
-        for aggregate in self._parking.due():
+        due = self._parking.due()
+        if due and not self._parking.are_known(due) and time.monotonic() >= self._next_fence:
+            # A pass may hold rows of an aggregate that was open when it looked. The checkpoint
+            # tells the next one.
+            self._next_fence = time.monotonic() + _FENCE_PAUSE_S
+            self._save(force=True)
+            self._fence_pass()
+        for aggregate in due:
+            if not self._parking.are_known([aggregate]):
+                continue
             owed = self._marker.owed()
             rows = self._patiently(
                 lambda a=aggregate, o=owed: self._parking.rows(a, o)  # type: ignore[misc]

@@ -7,6 +7,7 @@ clock, in UTC. Errors are ``SourceError`` and ``SourceUnavailableError``, one li
 
 from __future__ import annotations
 
+import time
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,8 @@ from sqlalchemy import Engine
 
 from cdc_relay.database import TableShape, connected, database_errors, retry_locked
 from cdc_relay.outbox import DEAD, PENDING, SENT, OutboxEvent
+from cdc_relay.position import Position
+from cdc_relay.server import current_position
 
 # Waiting times after the first, second, … failure; the last one repeats.
 RETRY_LADDER_S: Final = (1, 5, 30, 120, 900, 3600, 21600)
@@ -49,6 +52,8 @@ class ScannedRow(NamedTuple):
     """Not pending for long enough."""
     waits: bool
     """Its next try is later, or a dead row of its aggregate stands before it."""
+    tried: bool = False
+    """It has failed before."""
 
 
 class WaitingRow(NamedTuple):
@@ -196,13 +201,37 @@ class Store:
         (0: all of them), in batches of at most ``limit``. Nothing is read yet."""
         return PendingScan(self, older_than_s, limit)
 
+    def position(self) -> Position:
+        """Return the end of the server's binlog now."""
+        with connected(self._engine) as connection:
+            return current_position(connection)
+
+    def pending(self, ids: Sequence[int]) -> list[tuple[int, str]]:
+        """Return (id, event_id) of the rows of ``ids`` that are pending."""
+        found: list[tuple[int, str]] = []
+        for start in range(0, len(ids), _MARK_ROWS):
+            part = ",".join([str(int(row_id)) for row_id in ids[start : start + _MARK_ROWS]])
+            sql = (
+                f"SELECT id, event_id FROM {self._table}{self._shape.force_index('id')}"
+                f" WHERE id IN ({part}) AND status = {PENDING}"
+            )
+            found += [(row_id, event_id) for row_id, event_id in self._read(sql)]
+        return found
+
+    def count_pending(self, older_than_s: float, from_id: int) -> int:
+        """Count the rows from ``from_id`` on that are pending for longer than ``older_than_s``."""
+        age = f" AND (created_at IS NULL OR created_at <= {_ago(older_than_s)})"
+        sql = (
+            f"SELECT COUNT(*) FROM {self._table} WHERE status = {PENDING} AND id >= {int(from_id)}"
+        )
+        return int(self._read(sql + (age if older_than_s > 0 else ""))[0][0])
+
     def newest_pending(self, older_than_s: float) -> int:
         """Return the highest id among the rows pending for longer than ``older_than_s`` seconds,
         0 where there is none."""
-        age = f" AND (created_at IS NULL OR created_at <= {_ago(older_than_s)})"
-        sql = f"SELECT COALESCE(MAX(id), 0) FROM {self._table} WHERE status = {PENDING}" + (
-            age if older_than_s > 0 else ""
-        )
+        sql = f"SELECT COALESCE(MAX(id), 0) FROM {self._table} WHERE status = {PENDING}"
+        if older_than_s > 0:
+            sql += f" AND (created_at IS NULL OR created_at <= {_ago(older_than_s)})"
         return int(self._read(sql)[0][0])
 
     def scan_rows(
@@ -211,7 +240,10 @@ class Store:
         """Return the pending rows in ``after_id`` < id <= ``last_id``, in id order, ``limit`` at
         most, without what makes rows large."""
         rows = self._read(self._scan_sql(older_than_s, limit, after_id, last_id))
-        return [ScannedRow(row[0], (row[1], row[2]), bool(row[3]), bool(row[4])) for row in rows]
+        return [
+            ScannedRow(row[0], (row[1], row[2]), bool(row[3]), bool(row[4]), row[5] > 0)
+            for row in rows
+        ]
 
     def events(self, ids: Sequence[int]) -> list[PendingEvent]:
         """Return the rows of ``ids`` that are still pending, in id order, with payload and
@@ -468,14 +500,22 @@ class Store:
         return [(str(kind), str(key)) for kind, key in self._read(sql)]
 
     @contextmanager
-    def pass_lock(self) -> Iterator[bool]:
+    def pass_lock(
+        self, timeout: float = 0.0, going_on: Callable[[], bool] = lambda: True
+    ) -> Iterator[bool]:
         """Hold the lock of compensator passes on this table, by the server's named locks; False
-        where another pass holds it. It ends with its connection, so a killed pass leaves none; no
-        transaction is open meanwhile."""
+        where another pass holds it for longer than ``timeout`` seconds. It ends with its
+        connection, so a killed pass leaves none; no transaction is open meanwhile."""
         # Names are limited to 64 characters.
         name = f"cdc-relay.{zlib.crc32(self._table.encode()):08x}.compensator"
+        deadline = time.monotonic() + timeout
         with database_errors(self._engine.url), self._engine.connect() as connection:
-            [(got,)] = connection.exec_driver_sql("SELECT GET_LOCK(%s, 0)", (name,)).all()
+            got = False
+            while not got:
+                wait = max(0.0, min(1.0, deadline - time.monotonic()))
+                [(got,)] = connection.exec_driver_sql("SELECT GET_LOCK(%s, %s)", (name, wait)).all()
+                if time.monotonic() >= deadline or not going_on():
+                    break
             try:
                 yield bool(got)
             finally:
@@ -571,7 +611,7 @@ class Store:
 
         def part(condition: str) -> str:
             return (
-                f"SELECT id, aggregate_type, aggregate_id, {young}, {waits}"
+                f"SELECT id, aggregate_type, aggregate_id, {young}, {waits}, retry_count"
                 f" FROM {self._table} AS outbox{by_retry} WHERE status = {PENDING}{condition}"
                 f" AND id > {after_id} AND id <= {last_id} ORDER BY id LIMIT {limit}"
             )
@@ -617,29 +657,46 @@ class PendingScan:
     def __init__(self, store: Store, older_than_s: float, limit: int) -> None:
         self._store = store
         self._older_than_s = older_than_s
-        self._limit = limit
-        self.closed: set[Aggregate] = set()
+        self.limit = limit
+        """Rows of the next batch, at most; may be changed on the way."""
+        self.retries = True
+        """Whether rows that have failed before are sent when their time has come; otherwise they
+        close their aggregates."""
+        self.closed: set[tuple[str, str | None]] = set()
+        """Aggregates that wait; None in the second place is a whole type."""
         self.held = 0
         """Rows passed over so far, old enough but with an earlier failure in their way."""
 
     def __iter__(self) -> Iterator[list[PendingEvent]]:
+        for ids in self.ids():
+            events = self._store.events(ids)
+            if events:
+                yield events
+
+    def ids(self) -> Iterator[list[int]]:
+        """Iterate like this to get the ids only."""
         last_id = self._store.newest_pending(self._older_than_s)
         after_id = 0
         while after_id < last_id:
-            rows = self._store.scan_rows(self._older_than_s, self._limit, after_id, last_id)
+            rows = self._store.scan_rows(self._older_than_s, self.limit, after_id, last_id)
             if not rows:
                 return
             after_id = rows[-1].id
-            events = self._store.events(self._due(rows))
-            if events:
-                yield events
+            due = self._due(rows)
+            if due:
+                yield due
+
+    def holds(self, aggregate: Aggregate) -> bool:
+        """Whether the aggregate waits."""
+        closed = self.closed
+        return bool(closed) and (aggregate in closed or (aggregate[0], None) in closed)
 
     def _due(self, rows: list[ScannedRow]) -> list[int]:
         due = []
         for row in rows:
-            if row.young or row.waits:
+            if row.young or row.waits or (row.tried and not self.retries):
                 self.closed.add(row.aggregate)
-            if row.aggregate not in self.closed:
+            if not self.holds(row.aggregate):
                 due.append(row.id)
             elif not row.young:
                 self.held += 1

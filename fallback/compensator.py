@@ -1,61 +1,75 @@
 """One ordered pass over the rows that are pending for too long.
 
-At least once: a crash between acknowledgement and mark sends the batch again. No database
-transaction is open while Kafka is waited for. One pass at a time works on a table.
+Rows are read in rounds: ``batch`` rows at first, more under a backlog, so that a Kafka transaction
+is worth its price. While one round is on its way, the next one is read and the marks of the last
+one are written. No database transaction is open while Kafka is waited for. One pass at a time
+works on a table.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
-from cdc_relay.errors import RowsFailingError, SinkError, SinkUnavailableError, UnroutableError
+from cdc_relay import faults
+from cdc_relay.errors import (
+    RowsFailingError,
+    SinkError,
+    SourceUnavailableError,
+    UnroutableError,
+)
+from cdc_relay.kafka.sink import FencedError
+from cdc_relay.kafka.topics import Refusal
+from cdc_relay.marker import Marker, parts
 from cdc_relay.outbox import OutboxEvent
 from cdc_relay.router import Record, Router
-from cdc_relay.store import Aggregate, PendingEvent, Store
+from cdc_relay.store import PendingEvent, PendingScan, Store
+from cdc_relay.vitals import Vitals
+
+from .coordination import Coordination
 
 _PROGRESS_S: Final = 5.0
-_CLOSE_S: Final = 1.0
+# Rows and bytes of one Kafka transaction under a backlog.
+_ROUND_ROWS: Final = 4000
+_ROUND_BYTES: Final = 8 * 1024 * 1024
+# Rows that are read before anything is known of their size.
+_FIRST_ROWS: Final = 100
+# Sent rows whose marks may be outstanding; the record that names them is bounded as well.
+_MOST_OWED: Final = 20_000
+_MARKS_S: Final = 30.0
+# How often a pass that was fenced begins again.
+_TURNS: Final = 3
 
 log: Any = structlog.get_logger("compensator")
 
-
-class Delivery(Protocol):
-    """What became of the records of one ``send``."""
-
-    @property
-    def refused(self) -> dict[int, str]:
-        """Index in the sent sequence to the reason; faults of the record, not of the brokers."""
-
-
-class Sink(Protocol):
-    """What the compensator needs of ``cdc_relay.kafka.sink.IdempotentSink``."""
-
-    def send(self, records: Sequence[Record]) -> Any:
-        """Queue the records in order and return their delivery at once."""
-
-    def wait(self, delivery: Any, timeout: float) -> None:
-        """Return when each record is acknowledged or refused, or raise
-        ``SinkUnavailableError`` after ``timeout`` seconds."""
-
-    def close(self, timeout: float) -> None:
-        """Give up what is still queued."""
+_Item = tuple[PendingEvent, Record]
 
 
 @dataclass(slots=True)
 class Summary:
     """What a run did. Rows are counted once per try."""
 
+    relay: str | None = None
+    """What was seen of the relay: ``alive``, ``dead``, ``none`` (no checkpoint yet), ``forced``
+    (not looked for); None where nothing was to do."""
+    position: str | None = None
+    """Where the relay stood."""
     sent: int = 0
     """Acknowledged by Kafka."""
     marked: int = 0
     """Of those, marked by us; another process may have marked the others."""
+    healed: int = 0
+    """Marked without being sent: an earlier pass, or the dead relay, had sent them."""
+    left_to_relay: int = 0
+    """Old enough, but a living relay has not reached them, or is about to mark them."""
+    late: int = 0
+    """Of those, what the relay did not reach within ``relay_wait``."""
     failed: int = 0
     """Refused, and parked for a later try."""
     dead: int = 0
@@ -79,130 +93,205 @@ class Compensator:
         self,
         store: Store,
         router: Router,
-        open_sink: Callable[[], Sink],
+        coordination: Coordination,
         *,
         older_than_s: float,
         batch: int,
-        send_timeout_s: float,
         stop: threading.Event,
     ) -> None:
-        """``open_sink`` is called when there is something to send, so a pass with nothing to do
-        needs no broker; and again after the brokers did not answer."""
+        """``coordination`` is asked only when there is something to send, so a pass with nothing
+        to do needs no broker."""
         self._store = store
         self._router = router
-        self._open_sink = open_sink
-        self._sink: Sink | None = None
+        self._coordination = coordination
         self._older_than_s = older_than_s
         self._batch = batch
-        self._send_timeout_s = send_timeout_s
         self._stop = stop
+        self._marker: Marker | None = None
+        self._vitals = Vitals()
+        self._handled = 0
         self._next_progress = time.monotonic() + _PROGRESS_S
         self.summary = Summary()
 
     def run_pass(self) -> int:
-        """Send every row that is due, lowest id first, and return how many were sent.
+        """Send every row that is due and the pass's to send, lowest id first per aggregate, mark
+        it, and return how many were sent.
 
-        Ends when none is left of those that were due at its beginning, or after the batch in hand
-        when ``stop`` is set. ``summary.exit_code`` is 6 where rows failed or are left, else 0.
-        Raises ``SinkError`` and ``SourceError``; what was acknowledged before is marked and
-        counted, and no row is charged with a failure for it.
+        Ends when none is left of those that were due at its beginning, or after the round in hand
+        when ``stop`` is set. ``summary.exit_code`` is 6 where rows failed or are left behind such,
+        else 0: rows that are left to a living relay are its own. A pass that is fenced looks again
+        who else there is. Raises ``SinkError`` and ``SourceError``; what was acknowledged before
+        is marked or owed, and no row is charged with a failure for it.
         """
         summary = self.summary
-        sent, failed, dead = summary.sent, summary.failed, summary.dead
-        scan = self._store.scan(self._older_than_s, self._batch)
-        read = 0
-        for batch in scan:
-            read += len(batch)
-            self._send_batch(batch, scan.closed)
-            summary.batches += 1
-            self._show_progress()
-            if self._stop.is_set():
+        before, failed = summary.sent, summary.failed + summary.dead
+        for turn in range(1, _TURNS + 1):
+            scan = self._store.scan(self._older_than_s, self._batch)
+            try:
+                self._turn(scan)
                 break
-        sent = summary.sent - sent
-        summary.left = scan.held + read - sent - (summary.dead - dead)
-        failing = summary.left or summary.failed > failed or summary.dead > dead
+            except FencedError as error:
+                log.warning("a relay or another pass took over", reason=str(error), turn=turn)
+                if self._stop.is_set():
+                    break
+            finally:
+                self._count(scan)
+        else:
+            log.warning("rows are left: others keep taking over", turns=_TURNS)
+        failing = summary.left or summary.failed + summary.dead > failed
         summary.exit_code = RowsFailingError.exit_code if failing else 0
-        return sent
+        return summary.sent - before
 
     def close(self) -> None:
-        """Close the sink; records that it still has queued are given up, their rows pending."""
-        sink, self._sink = self._sink, None
-        if sink is not None:
-            sink.close(_CLOSE_S)
+        """Give up what is open; rows that are not acknowledged stay pending."""
+        if self._marker is not None:
+            self._marker.wait(_MARKS_S / 10)
+            self._marker.stop(1.0)
+            self.summary.marked = self._vitals.counters.marked
+        self._coordination.close()
 
-    def _send_batch(self, batch: list[PendingEvent], closed: set[Aggregate]) -> None:
-        acknowledged: list[tuple[int, str]] = []
-        try:
-            for wave in waves(batch):
-                acknowledged += self._send_wave(wave, closed)
-        finally:
-            # Also when Kafka fails in a later wave: what it has acknowledged it must not get
-            # again. One UPDATE for the batch, not one for each wave.
-            if acknowledged:
-                self.summary.sent += len(acknowledged)
-                self.summary.marked += self._store.mark_sent(acknowledged)
+    def _turn(self, scan: PendingScan) -> None:
+        self.summary.left = self.summary.left_to_relay = self.summary.late = 0
+        if not self._store.newest_pending(self._older_than_s):
+            return
+        self._coordination.begin(scan)
+        log.info("pass begins", relay=self._coordination.relay)
+        rounds = self._rounds(scan)
+        with ThreadPoolExecutor(1, "reader") as reader:
+            waiting = reader.submit(next, rounds, None)
+            while (round_ := waiting.result()) is not None:
+                stopping = self._stop.is_set()
+                if not stopping:
+                    waiting = reader.submit(next, rounds, None)
+                self._send(round_, scan)
+                self._show_progress()
+                if stopping:
+                    break
+        self._finish_marks()
 
-    def _send_wave(self, wave: list[PendingEvent], closed: set[Aggregate]) -> list[tuple[int, str]]:
-        """Send a wave and return (id, event_id) of what Kafka acknowledged."""
-        events: list[PendingEvent] = []
-        records: list[Record] = []
-        for pending in wave:
-            if _aggregate(pending.event) in closed:
+    # --- reading, in a thread beside the one that sends ------------------------------------------
+
+    def _rounds(self, scan: PendingScan) -> Iterator[list[PendingEvent]]:
+        """The events that are the pass's, in rounds."""
+        rows_at_once = _FIRST_ROWS
+        for ids in scan.ids():
+            scan.limit = max(self._batch, min(scan.limit * 2, _ROUND_ROWS))
+            owed = self._marker.owed() if self._marker is not None else {}
+            mine = self._coordination.missed([i for i in ids if i not in owed], scan)
+            if mine is None and self._stop.is_set():
+                return
+            if mine is None:
+                left = self._store.count_pending(self._older_than_s, ids[0])
+                self.summary.left_to_relay += left
+                self.summary.late += left
+                log.warning("the relay is behind: rows are left to it", rows=left)
+                return
+            self.summary.left_to_relay += len(ids) - len(mine) - len(owed.keys() & set(ids))
+            while mine:
+                events = self._store.events(mine[:rows_at_once])
+                mine = mine[rows_at_once:]
+                if events:
+                    size = sum(map(_size, events)) // len(events)
+                    rows_at_once = max(1, min(_ROUND_ROWS, _ROUND_BYTES // size))
+                    yield events
+
+    # --- sending ---------------------------------------------------------------------------------
+
+    def _send(self, events: list[PendingEvent], scan: PendingScan) -> None:
+        """Deliver a round. Refused rows are parked, and everything of their aggregates stays
+        behind them."""
+        sent = self.summary.sent
+        dead = self.summary.dead
+        items: list[_Item] = []
+        for pending in events:
+            if scan.holds(_aggregate(pending.event)):
                 continue
             try:
-                records.append(self._router.route(pending.event))
-                events.append(pending)
+                items.append((pending, self._router.route(pending.event)))
             except UnroutableError as error:
-                self._park(pending, str(error), closed)
-        if not records:
-            return []
-        refused = self._deliver(records).refused
-        for index, reason in refused.items():
-            self._park(events[index], reason, closed)
-        return [
-            (pending.event.id, pending.event.event_id)
-            for index, pending in enumerate(events)
-            if index not in refused
-        ]
+                self._park(pending, Refusal(str(error)), scan)
+        while items:
+            refused, there = self._deliver(items)
+            if not refused:
+                break
+            # In their order: what stands before a refused event of its aggregate goes again.
+            again: list[_Item] = []
+            for index, item in enumerate(items):
+                if index in there or scan.holds(_aggregate(item[0].event)):
+                    continue
+                if index in refused:
+                    self._park(item[0], refused[index], scan)
+                else:
+                    again.append(item)
+            items = again
+        summary = self.summary
+        summary.left += len(events) - (summary.sent - sent) - (summary.dead - dead)
+        self._handled += len(events)
+        summary.batches = -(-self._handled // self._batch)
 
-    def _deliver(self, records: list[Record]) -> Delivery:
-        if self._sink is None:
-            self._sink = self._open_sink()
+    def _deliver(self, items: list[_Item]) -> tuple[dict[int, Refusal], frozenset[int]]:
+        """What was refused and, if anything was, what is there nevertheless, by index."""
+        events = [pending.event for pending, _ in items]
+        marker = self._ready_marker()
+        marks = parts(events)
+        owed = marker.owed_with(marks)
         try:
-            delivery: Delivery = self._sink.send(records)
-            self._wait(self._sink, delivery)
+            refused, there = self._coordination.deliver([record for _, record in items], owed)
         except SinkError:
-            self.close()
+            self._coordination.close()
             raise
-        return delivery
+        sent = events if not refused else [events[index] for index in sorted(there)]
+        if sent:
+            faults.point("pass_delivered")
+            self.summary.sent += len(sent)
+            marker.owe(parts(sent) if refused else marks)
+        return refused, there
 
-    def _wait(self, sink: Sink, delivery: Delivery) -> None:
-        """Wait for a delivery in short steps, so that ``stop`` is noticed."""
-        deadline = time.monotonic() + self._send_timeout_s
-        while True:
-            left = deadline - time.monotonic()
-            try:
-                return sink.wait(delivery, max(0.0, min(left, 1.0)))
-            except SinkUnavailableError:
-                if self._stop.is_set():
-                    raise
-                if left <= 1.0:
-                    raise SinkUnavailableError(
-                        f"no acknowledgement from Kafka within {self._send_timeout_s:g} s: "
-                        f"are the brokers up? (send_timeout)"
-                    ) from None
+    def _ready_marker(self) -> Marker:
+        """The marker, when it is not too far behind."""
+        if self._marker is None:
+            self._marker = Marker(self._store, self._vitals)
+            self._marker.start()
+        give_up_at = time.monotonic() + _MARKS_S
+        while self._marker.owed_count >= _MOST_OWED:
+            self._check(self._marker, give_up_at)
+            time.sleep(0.01)
+        return self._marker
 
-    def _park(self, pending: PendingEvent, reason: str, closed: set[Aggregate]) -> None:
-        """Count the failure of a row; its aggregate waits for it."""
+    def _finish_marks(self) -> None:
+        """Wait for the marks and say that none is owed."""
+        marker = self._marker
+        if marker is not None:
+            give_up_at = time.monotonic() + _MARKS_S
+            while not marker.wait(0.2):
+                self._check(marker, give_up_at)
+        faults.point("pass_marked")
+        self._coordination.marked()
+        faults.point("pass_done")
+
+    @staticmethod
+    def _check(marker: Marker, give_up_at: float) -> None:
+        if marker.error is not None:
+            raise marker.error
+        if time.monotonic() > give_up_at:
+            raise SourceUnavailableError(
+                f"{marker.owed_count} sent rows could not be marked within {_MARKS_S:g} s; the "
+                "next pass marks them without sending them again"
+            )
+
+    def _park(self, pending: PendingEvent, refusal: Refusal, scan: PendingScan) -> None:
+        """Count the failure of a row; its aggregate waits for it (its type, where the topic is at
+        fault)."""
         event = pending.event
-        closed.add(_aggregate(event))
-        failure = self._store.record_failure(event, pending.retry_count, reason)
+        scan.closed.add((event.aggregate_type, None if refusal.topic else event.aggregate_id))
+        faults.point("pass_parking")
+        failure = self._store.record_failure(event, pending.retry_count, refusal.reason)
         about = log.bind(
             event_id=event.event_id,
             aggregate_type=event.aggregate_type,
             aggregate_id=event.aggregate_id,
             event_type=event.event_type,
-            reason=reason,
+            reason=refusal.reason,
             tries=failure.tries,
         )
         if failure.outcome == "dead":
@@ -212,6 +301,17 @@ class Compensator:
             self.summary.failed += 1
             about.warning("row parked", next_try_s=failure.delay_s)
 
+    # --- the account -----------------------------------------------------------------------------
+
+    def _count(self, scan: PendingScan) -> None:
+        summary, coordination = self.summary, self._coordination
+        summary.left += scan.held
+        summary.healed = coordination.healed
+        summary.relay = coordination.relay or summary.relay
+        if coordination.checkpoint is not None:
+            summary.position = str(coordination.checkpoint.position)
+        summary.marked = self._vitals.counters.marked
+
     def _show_progress(self) -> None:
         now = time.monotonic()
         if now >= self._next_progress:
@@ -219,20 +319,9 @@ class Compensator:
             log.info("compensating", sent=self.summary.sent, failed=self.summary.failed)
 
 
-def waves(batch: list[PendingEvent]) -> list[list[PendingEvent]]:
-    """Split a batch so that no wave holds two events of one aggregate, earlier events in earlier
-    waves. A wave is sent when the one before is settled: a refused event is never overtaken, and
-    a batch of different aggregates is still one wave."""
-    depth: Counter[Aggregate] = Counter()
-    result: list[list[PendingEvent]] = []
-    for pending in batch:
-        aggregate = _aggregate(pending.event)
-        if depth[aggregate] == len(result):
-            result.append([])
-        result[depth[aggregate]].append(pending)
-        depth[aggregate] += 1
-    return result
-
-
-def _aggregate(event: OutboxEvent) -> Aggregate:
+def _aggregate(event: OutboxEvent) -> tuple[str, str]:
     return event.aggregate_type, event.aggregate_id
+
+
+def _size(pending: PendingEvent) -> int:
+    return 200 + len(pending.event.payload or b"") + len(pending.event.headers or b"")

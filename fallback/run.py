@@ -21,22 +21,24 @@ from cdc_relay.errors import (
     SinkUnavailableError,
     SourceUnavailableError,
 )
-from cdc_relay.kafka.sink import IdempotentSink
 from cdc_relay.router import Router
 from cdc_relay.store import Store
 
 from .compensator import Compensator, Summary
+from .coordination import WithRelay
 
 _IDLE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 30.0
+_LOCK_S: Final = 15.0
 
 log: Any = structlog.get_logger("compensator")
 
 
-def run(settings: Settings, *, loop: bool = False) -> Summary:
+def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summary:
     """Run one pass, or with ``loop`` pass after pass until SIGTERM or SIGINT, and return what was
-    done. An error of the tree is in the summary (``error``, ``exit_code``), not raised: what was
-    done before it counts. In a loop an unreachable database or broker is waited for.
+    done. ``force`` asks no relay. An error of the tree is in the summary (``error``,
+    ``exit_code``), not raised: what was done before it counts. In a loop an unreachable database
+    or broker is waited for.
 
     Call it from the main thread: it takes the signals over while it runs.
     """
@@ -67,14 +69,16 @@ def run(settings: Settings, *, loop: bool = False) -> Summary:
                 Router(
                     settings.topic, shape.payload_kind, settings.format, settings.cloudevents_source
                 ),
-                lambda: _open_sink(settings),
+                WithRelay(settings, store, stop.is_set, force=force),
                 older_than_s=settings.older_than,
                 batch=settings.batch,
-                send_timeout_s=settings.send_timeout,
                 stop=stop,
             )
             summary = compensator.summary
-            with closing(compensator), store.pass_lock() as alone:
+            with (
+                store.pass_lock(_LOCK_S, lambda: not stop.is_set()) as alone,
+                closing(compensator),
+            ):
                 if not alone:
                     log.warning("another pass is at work on this table: nothing to do for this one")
                 elif loop:
@@ -89,14 +93,6 @@ def run(settings: Settings, *, loop: bool = False) -> Summary:
         database.dispose()
     summary.seconds = time.monotonic() - started
     return summary
-
-
-def _open_sink(settings: Settings) -> IdempotentSink:
-    # A wave is queued in one go and then waited for: lingering for more would only cost time.
-    kafka = {"linger.ms": "1", **settings.kafka}
-    return IdempotentSink(
-        settings.model_copy(update={"kafka": kafka}), f"cdc-relay-{settings.name}-compensator"
-    )
 
 
 def _run_passes(compensator: Compensator, stop: threading.Event) -> None:

@@ -13,7 +13,7 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 import structlog
 from confluent_kafka import (
@@ -39,6 +39,8 @@ from cdc_relay.router import Record
 
 log = structlog.get_logger(__name__)
 
+Source = Literal["binlog", "polling"]
+
 _VERSION: Final = 2
 # Compaction keeps the last value of a key; small segments let it start early.
 _TOPIC_CONFIG: Final = {
@@ -53,6 +55,12 @@ _LOOK_BACK: Final = 64
 def topic_name(relay: str) -> str:
     """The checkpoint topic of a relay."""
     return f"cdc-relay.{relay}.checkpoints"
+
+
+def fallback_topic(relay: str) -> str:
+    """The topic where the compensator's passes leave what they have sent. Its own: beside the
+    checkpoints of a busy relay its one record would be dear to find."""
+    return f"cdc-relay.{relay}.fallback"
 
 
 class UnreadableCheckpointError(SinkError):
@@ -81,10 +89,17 @@ class Checkpoint:
     held: Sequence[tuple[str, str | None, Sequence[int]]] = ()
     """Without marks the table does not tell what waits: for each of ``closed`` the ids of its rows
     that are not sent. Empty with marks."""
+    source: Source = "binlog"
+    """How the rows were read. Of ``polling`` the position means nothing."""
 
     def record(self, relay: str, shard: int = 0) -> Record:
         """The record that stores it: the shard's partition, a key that compaction keeps."""
         return Record(topic_name(relay), f"shard-{shard}".encode(), self.encode(), [], 0, shard)
+
+    def fallback_record(self, relay: str) -> Record:
+        """The record that stores it as the last word of a compensator's pass: ``owed`` is what it
+        has sent, ``position`` the end of the log when it last looked."""
+        return Record(fallback_topic(relay), b"fallback", self.encode(), [], 0, 0)
 
     def encode(self) -> bytes:
         """The record's value."""
@@ -101,6 +116,7 @@ class Checkpoint:
             **({"sweeping": True} if self.sweeping else {}),
             **({"doubtful_until": self.doubtful_until.to_json()} if self.doubtful_until else {}),
             **({"anchor": self.anchor} if self.anchor else {}),
+            **({"source": self.source} if self.source != "binlog" else {}),
             "owed": len(self.owed),
         }
         return json.dumps(head, ensure_ascii=False).encode() + b"\n" + self.owed.packed
@@ -129,18 +145,19 @@ class Checkpoint:
                     (kind, key, [n for first, last in found for n in range(first, last + 1)])
                     for kind, key, found in head.get("held", ())
                 ),
+                "polling" if head.get("source") == "polling" else "binlog",
             )
         except (ValueError, KeyError, TypeError, struct.error) as error:
             raise UnreadableCheckpointError(f"the checkpoint cannot be read: {error}") from None
 
 
-def ensure_topic(settings: Settings, timeout: float = 15.0) -> None:
-    """Create the checkpoint topic if it is not there. Raises ``SinkError`` if it cannot be."""
+def ensure_topic(settings: Settings, timeout: float = 15.0, *, fallback: bool = False) -> None:
+    """Create the checkpoint topic (that of the passes, where ``fallback``) if it is not there.
+    Raises ``SinkError`` if it cannot be."""
     admin = create(AdminClient, base_config(settings, f"cdc-relay-{settings.name}-admin"))
-    topic = topic_name(settings.name)
-    new = NewTopic(
-        topic, num_partitions=settings.shards, replication_factor=-1, config=_TOPIC_CONFIG
-    )
+    topic = fallback_topic(settings.name) if fallback else topic_name(settings.name)
+    shards = 1 if fallback else settings.shards
+    new = NewTopic(topic, num_partitions=shards, replication_factor=-1, config=_TOPIC_CONFIG)
     try:
         # Not by its metadata: asking for those creates the topic, with the brokers' defaults,
         # where they create topics by themselves.
@@ -182,6 +199,12 @@ def _check_policy(admin: Any, topic: str) -> None:
         )
 
 
+def read_fallback(settings: Settings, timeout: float = 15.0) -> Checkpoint | None:
+    """Return the last word of the compensator's passes, or None where there is none; as
+    ``read_last``."""
+    return _read_last(settings, fallback_topic(settings.name), 0, timeout)
+
+
 def read_last(settings: Settings, partition: int = 0, timeout: float = 15.0) -> Checkpoint | None:
     """Return the last committed checkpoint of a shard, or None where there is none.
 
@@ -189,6 +212,10 @@ def read_last(settings: Settings, partition: int = 0, timeout: float = 15.0) -> 
     a relay that goes on writing, it is the last one as of the call, or a later one. Raises
     ``SinkUnavailableError`` when Kafka does not answer in time.
     """
+    return _read_last(settings, topic_name(settings.name), partition, timeout)
+
+
+def _read_last(settings: Settings, topic: str, partition: int, timeout: float) -> Checkpoint | None:
     consumer = create(
         Consumer,
         {
@@ -204,7 +231,6 @@ def read_last(settings: Settings, partition: int = 0, timeout: float = 15.0) -> 
             "allow.auto.create.topics": False,
         },
     )
-    topic = topic_name(settings.name)
     try:
         low, high = consumer.get_watermark_offsets(
             TopicPartition(topic, partition), timeout=timeout

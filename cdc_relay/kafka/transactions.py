@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -35,9 +35,9 @@ _CALL_S: Final = 4.0
 
 
 class TransactionalSink:
-    """A transactional producer, bound to the member's generation (KIP-447).
+    """A transactional producer; that of a shard is bound to the member's generation (KIP-447).
 
-    Not thread-safe. ``__init__`` fences every earlier producer of the shard and ends its open
+    Not thread-safe. ``__init__`` fences every earlier producer of the owner and ends its open
     transaction, so the last checkpoint that can be read afterwards is final.
 
     A broker refuses a batch as a whole and does not say which record is at fault. The transaction
@@ -48,15 +48,17 @@ class TransactionalSink:
     def __init__(
         self,
         settings: Settings,
-        shard: int,
-        membership: Membership,
+        owner: int | Literal["fallback"],
+        membership: Membership | None,
         going_on: Callable[[], bool],
     ) -> None:
-        """Waits for the brokers while ``going_on``, not for ever. Raises ``SinkUnavailableError``
-        when the wait is over, ``SinkError`` when the producer is refused."""
+        """For the ``owner`` of a shard, or for the compensator's pass, which is in no group and
+        commits no group offset. Waits for the brokers while ``going_on``, not for ever. Raises
+        ``SinkUnavailableError`` when the wait is over, ``SinkError`` when the producer is refused.
+        """
         self._settings = settings
         self._membership = membership
-        self._shard = shard
+        self._owner = owner
         self._fatal: KafkaError | None = None
         self._refused: dict[tuple[str, bytes | None], KafkaError] = {}
         self.acknowledged: Set[int] = frozenset()
@@ -67,8 +69,8 @@ class TransactionalSink:
         self._producer: Any = create(
             Producer,
             {
-                **producer_config(settings, f"cdc-relay-{settings.name}-{shard}"),
-                "transactional.id": f"cdc-relay.{settings.name}.{shard}",
+                **producer_config(settings, f"cdc-relay-{settings.name}-{owner}"),
+                "transactional.id": f"cdc-relay.{settings.name}.{owner}",
                 "transaction.timeout.ms": timeout_ms,
                 "message.timeout.ms": timeout_ms,
                 # The commit is the acknowledgement; only refusals are reported one by one.
@@ -193,11 +195,12 @@ class TransactionalSink:
     def _commit(self, checkpoint: Record | None, going_on: Callable[[], bool]) -> None:
         if checkpoint is not None:
             self._queue(checkpoint, going_on)
-        offsets, member = self._membership.offsets(self._shard), self._membership.metadata()
         producer = self._producer
-        self._insist(
-            lambda: producer.send_offsets_to_transaction(offsets, member, _CALL_S), going_on
-        )
+        if self._membership is not None and self._owner != "fallback":
+            offsets, member = self._membership.offsets(self._owner), self._membership.metadata()
+            self._insist(
+                lambda: producer.send_offsets_to_transaction(offsets, member, _CALL_S), going_on
+            )
         faults.point("committing")
         # The outcome is open until the coordinator has answered.
         self._insist(lambda: producer.commit_transaction(_CALL_S), going_on)
@@ -294,3 +297,11 @@ class TransactionalSink:
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal():
             self._fatal = error
+
+
+def fence(
+    settings: Settings, owner: int | Literal["fallback"], going_on: Callable[[], bool]
+) -> None:
+    """End what a producer of ``owner`` has open: from here on it can commit nothing that it began
+    before. Errors as those of ``TransactionalSink``."""
+    TransactionalSink(settings, owner, None, going_on).close(0.0)

@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 
-from cdc_relay.errors import SinkError, SinkUnavailableError, SourceUnavailableError
+from cdc_relay.errors import SinkUnavailableError, SourceError
+from cdc_relay.kafka.checkpoints import Checkpoint
+from cdc_relay.kafka.owed import Owed
+from cdc_relay.kafka.sink import FencedError
+from cdc_relay.kafka.topics import Refusal
 from cdc_relay.outbox import OutboxEvent
 from cdc_relay.router import Record, Router
 from cdc_relay.store import Failure, PendingEvent, PendingScan, ScannedRow
-from fallback.compensator import Compensator, waves
+from fallback.compensator import Compensator
+from fallback.coordination import Relay
 
 
 @dataclass
@@ -45,11 +50,17 @@ class FakeStore:
     def newest_pending(self, _older_than_s: float) -> int:
         return max((row.id for row in self.rows if row.status == 0), default=0)
 
+    def count_pending(self, _older_than_s: float, from_id: int) -> int:
+        return sum(row.status == 0 and row.id >= from_id for row in self.rows)
+
     def scan_rows(
         self, _older_than_s: float, limit: int, after_id: int, last_id: int
     ) -> list[ScannedRow]:
         found = [r for r in self.rows if r.status == 0 and after_id < r.id <= last_id]
-        return [ScannedRow(r.id, (r.kind, r.key), False, r.waits) for r in found[:limit]]
+        return [
+            ScannedRow(r.id, (r.kind, r.key), False, r.waits, r.retry_count > 0)
+            for r in found[:limit]
+        ]
 
     def events(self, ids: Sequence[int]) -> list[PendingEvent]:
         return [
@@ -62,7 +73,7 @@ class FakeStore:
 
     def mark_sent(self, rows: Sequence[tuple[int, str]]) -> int:
         if self.down:
-            raise SourceUnavailableError("the database went away")
+            raise SourceError("no grant")
         self.marks.append(len(rows))
         pending = [r for r in self.rows if (r.id, r.event_id) in rows and r.status == 0]
         for row in pending:
@@ -83,50 +94,78 @@ class FakeStore:
 
 
 @dataclass
-class FakeDelivery:
-    refused: dict[int, str]
-
-
-@dataclass
-class FakeSink:
-    """Refuses the ids in ``refuse``; answers nothing while ``down``."""
+class FakeCoordination:
+    """Refuses a delivery with ids of ``refuse``; answers nothing after ``down_after`` deliveries;
+    is fenced at the deliveries in ``fenced``. ``reached`` is up to which id the relay has come."""
 
     refuse: set[str] = field(default_factory=set)
     down_after: int = 10**9
+    fenced: set[int] = field(default_factory=set)
+    relay: Relay | None = None
+    seen: Relay = "dead"
+    reached: int = 10**9
+    topic_refused: bool = False
     sent: list[list[str]] = field(default_factory=list)
-    closed: bool = False
+    tries: int = 0
+    begun: int = 0
+    closed: int = 0
+    healed: int = 0
+    checkpoint: Checkpoint | None = None
+    owed: list[list[int]] = field(default_factory=list)
 
-    def send(self, records: Sequence[Record]) -> FakeDelivery:
-        ids = [(record.headers[0][1] or b"").decode() for record in records]
-        self.sent.append(ids)
-        return FakeDelivery({n: "refused" for n, name in enumerate(ids) if name in self.refuse})
+    def begin(self, scan: PendingScan) -> None:
+        self.begun += 1
+        self.relay = self.seen
+        scan.retries = self.relay != "alive"
 
-    def wait(self, _delivery: Any, timeout: float) -> None:
-        if len(self.sent) > self.down_after:
+    def missed(self, ids: list[int], _scan: PendingScan) -> list[int] | None:
+        return ids if max(ids) <= self.reached else None
+
+    def deliver(
+        self, records: Sequence[Record], owed: Owed
+    ) -> tuple[dict[int, Refusal], frozenset[int]]:
+        self.tries += 1
+        if self.tries in self.fenced:
+            raise FencedError("fenced")
+        if self.tries > self.down_after:
             raise SinkUnavailableError("no answer")
+        ids = [(record.headers[0][1] or b"").decode() for record in records]
+        refused = {
+            index: Refusal("refused", self.topic_refused)
+            for index, name in enumerate(ids)
+            if name in self.refuse
+        }
+        if not refused:
+            self.sent.append(ids)
+            self.owed.append([row_id for row_id, _ in owed])
+        return refused, frozenset()
 
-    def close(self, _timeout: float) -> None:
-        self.closed = True
+    def marked(self) -> None:
+        self.owed.append([])
+
+    def close(self) -> None:
+        self.closed += 1
 
     @property
     def accepted(self) -> list[str]:
-        return [name for wave in self.sent for name in wave if name not in self.refuse]
+        return [name for group in self.sent for name in group]
 
 
-def compensator(store: FakeStore, sink: FakeSink, batch: int = 100, **more: Any) -> Compensator:
+def compensator(
+    store: FakeStore, sink: FakeCoordination, batch: int = 100, **more: Any
+) -> Compensator:
     return Compensator(
         store,  # type: ignore[arg-type]
         Router("t.{aggregate_type}"),
-        lambda: sink,
+        sink,
         older_than_s=0,
         batch=batch,
-        send_timeout_s=more.pop("send_timeout_s", 0.0),
         stop=more.pop("stop", threading.Event()),
     )
 
 
 def test_everything_is_sent_once_and_marked_in_one_go() -> None:
-    store, sink = FakeStore("abc"), FakeSink()
+    store, sink = FakeStore("abc"), FakeCoordination()
     done = compensator(store, sink)
     assert done.run_pass() == 3
     assert sink.sent == [["e-1", "e-2", "e-3"]]
@@ -138,26 +177,16 @@ def test_everything_is_sent_once_and_marked_in_one_go() -> None:
 
 
 def test_nothing_to_do_needs_no_broker() -> None:
-    def no_sink() -> FakeSink:
-        raise AssertionError("opened")
-
-    done = Compensator(
-        FakeStore(""),  # type: ignore[arg-type]
-        Router("t"),
-        no_sink,
-        older_than_s=0,
-        batch=1,
-        send_timeout_s=0,
-        stop=threading.Event(),
-    )
+    sink = FakeCoordination()
+    done = compensator(FakeStore(""), sink)
     assert done.run_pass() == 0
-    assert done.summary.exit_code == 0
+    assert (sink.begun, done.summary.relay, done.summary.exit_code) == (0, None, 0)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 100])
 @pytest.mark.parametrize("refused", ["e-1", "e-3", "e-5"])
 def test_a_refused_event_is_never_overtaken(batch: int, refused: str) -> None:
-    store, sink = FakeStore("ababab"), FakeSink(refuse={refused})
+    store, sink = FakeStore("ababab"), FakeCoordination(refuse={refused})
     done = compensator(store, sink, batch)
     done.run_pass()
     number = int(refused[2:])
@@ -180,7 +209,7 @@ def test_a_refused_event_is_never_overtaken(batch: int, refused: str) -> None:
 
 
 def test_unroutable_rows_do_not_hold_up_the_others() -> None:
-    store, sink = FakeStore(["x"] * 10 + ["good"]), FakeSink()
+    store, sink = FakeStore(["x"] * 10 + ["good"]), FakeCoordination()
     for row in store.rows[:10]:
         row.kind, row.key = "not a topic/Ü", str(row.id)
     done = compensator(store, sink, batch=10)
@@ -191,7 +220,7 @@ def test_unroutable_rows_do_not_hold_up_the_others() -> None:
 
 
 def test_one_failure_too_many_is_death() -> None:
-    store, sink = FakeStore("ab"), FakeSink(refuse={"e-1"})
+    store, sink = FakeStore("ab"), FakeCoordination(refuse={"e-1"})
     store.rows[0].retry_count = 10
     done = compensator(store, sink)
     done.run_pass()
@@ -201,7 +230,7 @@ def test_one_failure_too_many_is_death() -> None:
 
 
 def test_rows_that_wait_are_left_and_make_the_exit_code_6() -> None:
-    store, sink = FakeStore("aab"), FakeSink()
+    store, sink = FakeStore("aab"), FakeCoordination()
     store.rows[0].waits = True
     done = compensator(store, sink)
     done.run_pass()
@@ -211,89 +240,118 @@ def test_rows_that_wait_are_left_and_make_the_exit_code_6() -> None:
 
 
 def test_an_outage_costs_no_row_a_try_and_keeps_what_was_acknowledged() -> None:
-    store, sink = FakeStore("aaab"), FakeSink(down_after=1)
-    done = compensator(store, sink)
-    with pytest.raises(SinkUnavailableError, match="are the brokers up"):
+    store, sink = FakeStore("abc"), FakeCoordination(down_after=1)
+    done = compensator(store, sink, batch=1)
+    with pytest.raises(SinkUnavailableError, match="no answer"):
         done.run_pass()
-    assert sink.sent == [["e-1", "e-4"], ["e-2"]]
-    assert store.ids(1) == [1, 4]
+    done.close()
+    assert sink.sent == [["e-1"]]
+    assert store.ids(1) == [1]
     assert {row.retry_count for row in store.rows} == {0}
     assert sink.closed
-    assert (done.summary.sent, done.summary.marked) == (2, 2)
+    assert (done.summary.sent, done.summary.marked) == (1, 1)
 
 
-def test_a_producer_that_cannot_go_on_is_replaced() -> None:
-    class Broken(FakeSink):
-        def send(self, records: Sequence[Record]) -> FakeDelivery:
-            raise SinkError("fatal")
-
-    store, broken, whole = FakeStore("a"), Broken(), FakeSink()
-    sinks: list[FakeSink] = [broken, whole]
-    done = compensator(store, whole)
-    done._open_sink = lambda: sinks.pop(0)
-    with pytest.raises(SinkError, match="fatal"):
-        done.run_pass()
-    assert broken.closed
+def test_a_fenced_pass_looks_again_and_sends_nothing_twice() -> None:
+    store, sink = FakeStore("abc"), FakeCoordination(fenced={2})
+    done = compensator(store, sink, batch=1)
     done.run_pass()
-    assert store.ids(1) == [1]
+    done.close()
+    assert sink.begun == 2
+    assert sink.accepted == ["e-1", "e-2", "e-3"]
+    assert done.summary.exit_code == 0
 
 
-def test_a_lost_database_surfaces_after_the_acknowledgement() -> None:
-    store, sink = FakeStore("a"), FakeSink()
+def test_a_pass_that_is_fenced_again_and_again_gives_up_without_an_error() -> None:
+    store, sink = FakeStore("a"), FakeCoordination(fenced={1, 2, 3})
+    done = compensator(store, sink)
+    assert done.run_pass() == 0
+    assert (sink.begun, sink.closed) == (3, 3)
+    assert store.ids(0) == [1]
+    assert done.summary.exit_code == 0
+
+
+def test_what_a_living_relay_has_not_reached_is_left_to_it() -> None:
+    store, sink = FakeStore("abcd"), FakeCoordination(seen="alive", reached=2)
+    done = compensator(store, sink, batch=2)
+    assert done.run_pass() == 2
+    done.close()
+    assert store.ids(0) == [3, 4]
+    summary = done.summary
+    assert (summary.left_to_relay, summary.late, summary.left) == (2, 2, 0)
+    assert (summary.relay, summary.exit_code) == ("alive", 0)
+
+
+def test_rows_that_failed_are_the_living_relays() -> None:
+    store, sink = FakeStore("aab"), FakeCoordination(seen="alive")
+    store.rows[0].retry_count = 1
+    done = compensator(store, sink)
+    done.run_pass()
+    assert sink.accepted == ["e-3"]
+    assert (done.summary.left, done.summary.exit_code) == (2, 6)
+
+
+def test_a_topic_at_fault_costs_one_row_a_try_and_holds_its_type() -> None:
+    store = FakeStore("abcd")
+    store.rows[3].kind = "other"
+    sink = FakeCoordination(refuse={"e-1", "e-2", "e-3"}, topic_refused=True)
+    done = compensator(store, sink)
+    done.run_pass()
+    assert sink.accepted == ["e-4"]
+    assert [row.retry_count for row in store.rows] == [1, 0, 0, 0]
+    assert (done.summary.failed, done.summary.left) == (1, 3)
+
+
+def test_owed_marks_stand_in_each_delivery_and_none_at_the_end() -> None:
+    store, sink = FakeStore("ab"), FakeCoordination()
+    compensator(store, sink, batch=1).run_pass()
+    assert sink.owed[0] == [1]
+    assert 2 in sink.owed[1]
+    assert sink.owed[-1] == []
+
+
+def test_marks_that_cannot_be_written_surface_and_stay_owed() -> None:
+    store, sink = FakeStore("a"), FakeCoordination()
     store.down = True
     done = compensator(store, sink)
-    with pytest.raises(SourceUnavailableError):
+    with pytest.raises(SourceError):
         done.run_pass()
+    done.close()
     assert (done.summary.sent, done.summary.marked) == (1, 0)
+    assert sink.owed == [[1]]
 
 
 def test_rows_marked_by_another_process_are_counted_as_sent_not_as_marked() -> None:
-    store, sink = FakeStore("ab"), FakeSink()
-    done = compensator(store, sink)
-    real_send = sink.send
+    class Marking(FakeCoordination):
+        def deliver(
+            self, records: Sequence[Record], owed: Owed
+        ) -> tuple[dict[int, Refusal], frozenset[int]]:
+            store.rows[0].status = 1
+            return super().deliver(records, owed)
 
-    def send(records: Sequence[Record]) -> FakeDelivery:
-        store.rows[0].status = 1
-        return real_send(records)
-
-    sink.send = send  # type: ignore[method-assign]
+    store = FakeStore("ab")
+    done = compensator(store, Marking())
     done.run_pass()
     assert (done.summary.sent, done.summary.marked) == (2, 1)
 
 
 def test_stop_ends_after_the_batch_in_hand() -> None:
-    store, sink, stop = FakeStore("abcd"), FakeSink(), threading.Event()
+    store, sink, stop = FakeStore("abcd"), FakeCoordination(), threading.Event()
     stop.set()
     done = compensator(store, sink, batch=2, stop=stop)
     assert done.run_pass() == 2
     assert store.ids(0) == [3, 4]
 
 
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
-        ("", []),
-        ("abc", [[1, 2, 3]]),
-        ("aaa", [[1], [2], [3]]),
-        ("abacab", [[1, 2, 4], [3, 6], [5]]),
-    ],
-)
-def test_waves(keys: str, expected: list[list[int]]) -> None:
-    store = FakeStore(keys)
-    batch = store.events(range(1, len(keys) + 1))
-    assert [[pending.event.id for pending in wave] for wave in waves(batch)] == expected
-
-
-def test_two_types_of_one_key_are_two_aggregates() -> None:
-    store = FakeStore("aa")
-    store.rows[1].kind = "refund"
-    assert len(waves(store.events([1, 2]))) == 1
-
-
 def test_summary_as_json_has_these_fields() -> None:
-    done = compensator(FakeStore("a"), FakeSink())
+    done = compensator(FakeStore("a"), FakeCoordination())
     done.run_pass()
     assert done.summary.as_dict() == {
+        "relay": "dead",
+        "position": None,
+        "healed": 0,
+        "left_to_relay": 0,
+        "late": 0,
         "sent": 1,
         "marked": 1,
         "failed": 0,
