@@ -18,6 +18,10 @@ from tests.support.harness import Harness, Message
 from tests.support.sql import Database
 
 _ROLLBACKS = 0.1
+ACCOUNTS = (
+    "CREATE TABLE IF NOT EXISTS account (id VARCHAR(64) COLLATE utf8mb4_bin PRIMARY KEY,"
+    " n INT NOT NULL) CHARACTER SET utf8mb4"
+)
 
 
 class Load:
@@ -53,10 +57,7 @@ class Load:
         ]
 
     def __enter__(self) -> Self:
-        self._database.sql(
-            "CREATE TABLE IF NOT EXISTS account (id VARCHAR(64) COLLATE utf8mb4_bin PRIMARY KEY,"
-            " n INT NOT NULL) CHARACTER SET utf8mb4"
-        )
+        self._database.sql(ACCOUNTS)
         for key in self._keys:
             self._database.sql("INSERT IGNORE INTO account VALUES (%s, 0)", (key,))
         for thread in self._threads:
