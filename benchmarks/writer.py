@@ -6,6 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable
+from statistics import median
 from typing import Any, Final
 
 from sqlalchemy import Connection, create_engine
@@ -102,14 +103,15 @@ def measure(place: Place, runs: int) -> list[Figure]:
 
 
 def _in_turns(*sides: Callable[[], object]) -> list[float]:
-    """Seconds that each side took for ``_ROWS`` calls, one call at a time."""
-    total = [0.0] * len(sides)
+    """What ``_ROWS`` calls of each side take, one call at a time, by the median call: a call during
+    which the machine did something else says nothing about either side."""
+    calls: list[list[float]] = [[] for _ in sides]
     for _ in range(_ROWS):
-        for number, side in enumerate(sides):
+        for side, seconds in zip(sides, calls, strict=True):
             began = time.perf_counter()
             side()
-            total[number] += time.perf_counter() - began
-    return total
+            seconds.append(time.perf_counter() - began)
+    return [median(seconds) * _ROWS for seconds in calls]
 
 
 def _add(target: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 from sqlalchemy import Column, String, Table, types
@@ -63,19 +63,13 @@ class Insert:
             quoted(name) for name in self.own
         ]
         self.head = f"INSERT INTO {quoted_table(table)} {tuple_of(names_sql)} VALUES "
-        self._plain = {
-            (as_text, timed): self._values(as_text, timed, ())
-            for as_text in (False, True)
-            for timed in (False, True)
-        }
+        self.usual = self.values(as_text=False, timed=False, own=())
+        """One row's tuple where the event brings nothing unusual."""
 
-    def values(self, *, as_text: bool, timed: bool, own: Mapping[str, object]) -> str:
+    def values(self, *, as_text: bool, timed: bool, own: Container[str]) -> str:
         """Return one row's tuple. ``as_text``: the payload is UTF-8 in bytes and goes into a text
-        column; ``timed``: the event brings its time; ``own``: values of the service's columns,
+        column; ``timed``: the event brings its time; ``own``: the service's columns that it gives,
         whose parameters follow in the order of ``self.own``."""
-        return self._values(as_text, timed, own) if own else self._plain[as_text, timed]
-
-    def _values(self, as_text: bool, timed: bool, own: Mapping[str, object] | tuple[()]) -> str:
         forms = dict(self._forms)
         if as_text:
             # The driver calls it binary; the column's own character set takes it as text.

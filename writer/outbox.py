@@ -149,18 +149,36 @@ class Outbox:
         ``ValueError`` or ``EventTooLargeError`` for a wrong field, all before anything is
         written; the driver's own errors (a duplicate event id, for one) pass through.
         """
-        event: EventFields = {
-            "aggregate_type": aggregate_type,
-            "aggregate_id": aggregate_id,
-            "event_type": event_type,
-            "payload": payload,
-            "headers": headers,
-            "event_id": event_id,
-            "occurred_at": occurred_at,
-            "aggregate_seq": aggregate_seq,
-            "columns": columns,
-        }
-        return self._write(target, [event], "outbox.add")[0]
+        if trace.active():
+            event: EventFields = {
+                "aggregate_type": aggregate_type,
+                "aggregate_id": aggregate_id,
+                "event_type": event_type,
+                "payload": payload,
+                "headers": headers,
+                "event_id": uuid7() if event_id is None else event_id,
+                "occurred_at": occurred_at,
+                "aggregate_seq": aggregate_seq,
+                "columns": columns,
+            }
+            return self._write_traced(target, [event], "outbox.add")[0]
+        row = self._row(
+            aggregate_type,
+            aggregate_id,
+            event_type,
+            payload,
+            headers,
+            event_id,
+            occurred_at,
+            aggregate_seq,
+            columns,
+        )
+        inside = transaction(target, self._table, "outbox.add")
+        if row.size > _UNASKED or self._sequences is not None:
+            self._insert_rows(inside, [row])
+        else:  # the common case, without a detour
+            inside.insert(self._insert.head + row.values_sql, row.parameters)
+        return row.info.event_id
 
     def add_all(self, target: Target, events: Iterable[EventFields]) -> list[str]:
         """Insert ``events`` in their order, up to 1,000 in one INSERT, and return their event ids.
@@ -169,7 +187,13 @@ class Outbox:
         ``max_allowed_packet``. Otherwise as ``add``.
         """
         events = list(events)
-        return self._write(target, events, "outbox.add_all") if events else []
+        if not events:
+            return []
+        if trace.active():
+            return self._write_traced(target, events, "outbox.add_all")
+        rows = [self._row_of(event) for event in events]
+        self._insert_rows(transaction(target, self._table, "outbox.add_all"), rows)
+        return [row.info.event_id for row in rows]
 
     async def add_async(self, target: AsyncTarget, **event: Unpack[EventFields]) -> str:
         """``add`` for an ``AsyncSession`` or ``AsyncConnection``."""
@@ -184,32 +208,25 @@ class Outbox:
         schema = self._table.schema
         return f"{schema}.{SEQUENCE_TABLE}" if schema else SEQUENCE_TABLE
 
-    def _write(self, target: Target, events: Sequence[EventFields], call: str) -> list[str]:
-        if not trace.active():
-            rows = [self._row(event) for event in events]
-            self._insert_rows(transaction(target, self._table, call), rows)
-            return [row.info.event_id for row in rows]
-        # One producer span; its context goes into the headers of events that bring none.
+    def _write_traced(self, target: Target, events: Sequence[EventFields], call: str) -> list[str]:
+        """In one producer span; its context goes into the headers of events that bring none."""
         first = events[0]
-        event_id = None
-        if len(events) == 1:
-            event_id = first.get("event_id") or uuid7()
-        with trace.create_span(
-            first.get("aggregate_type"), events=len(events), event_id=event_id
-        ) as carrier:
-            rows = [self._row(self._with_context(event, carrier, event_id)) for event in events]
+        span = trace.create_span(
+            first.get("aggregate_type"),
+            events=len(events),
+            event_id=first.get("event_id") if len(events) == 1 else None,
+        )
+        with span as carrier:
+            rows = [self._row_of(self._with_context(event, carrier)) for event in events]
             self._insert_rows(transaction(target, self._table, call), rows)
         return [row.info.event_id for row in rows]
 
-    def _with_context(
-        self, event: EventFields, carrier: Mapping[str, str], event_id: str | UUID | None
-    ) -> EventFields:
+    def _with_context(self, event: EventFields, carrier: Mapping[str, str]) -> EventFields:
+        headers = event.get("headers")
+        if not carrier or not self._insert.has_headers or "traceparent" in (headers or ()):
+            return event
         fields = event.copy()
-        headers = fields.get("headers")
-        if event_id is not None:
-            fields["event_id"] = event_id
-        if carrier and self._insert.has_headers and "traceparent" not in (headers or ()):
-            fields["headers"] = {**carrier, **(headers or {})}
+        fields["headers"] = {**carrier, **(headers or {})}
         return fields
 
     # --- rows to statements --------------------------------------------------------------------
@@ -249,53 +266,61 @@ class Outbox:
 
     # --- one event to a row --------------------------------------------------------------------
 
-    def _row(self, event: EventFields) -> _Row:
+    def _row_of(self, event: EventFields) -> _Row:
         if not _REQUIRED <= event.keys() <= _FIELDS:
             raise TypeError(_wrong_fields(event))
-        aggregate_id = event["aggregate_id"]
+        return self._row(**event)
+
+    def _row(
+        self,
+        aggregate_type: Text,
+        aggregate_id: Id,
+        event_type: Text,
+        payload: Any,
+        headers: Mapping[str, object] | None = None,
+        event_id: str | UUID | None = None,
+        occurred_at: datetime | None = None,
+        aggregate_seq: int | None = None,
+        columns: Mapping[str, object] | None = None,
+    ) -> _Row:
         if aggregate_id is None:
             raise ValueError(
                 "aggregate_id is None: where the database gives the object its id, call "
                 "session.flush() before adding the event"
             )
-        event_id = event.get("event_id")
         info = EventInfo(
             uuid7() if event_id is None else self._text("event_id", event_id),
-            self._text("aggregate_type", event["aggregate_type"]),
+            self._text("aggregate_type", aggregate_type),
             self._text("aggregate_id", aggregate_id),
-            self._text("event_type", event["event_type"]),
+            self._text("event_type", event_type),
         )
-        body = self._body(event["payload"], info)
-        headers = event.get("headers")
-        occurred_at = event.get("occurred_at")
-        aggregate_seq = event.get("aggregate_seq")
+        body = self._body(payload, info)
         parameters: list[object] = [*info, body]
         size = _ROW_SIZE + _escaped(body)
         if aggregate_seq is not None:
             headers = {**(headers or {}), HEADER: _whole_number(aggregate_seq)}
-        if self._insert.has_headers:
-            text = self._json.headers(headers)
+        insert = self._insert
+        if insert.has_headers:
+            text = None if headers is None else self._json.headers(headers)
             parameters.append(text)
             size += _escaped(text)
         elif headers is not None:
             raise ValueError(f"table {self._table.name} has no column headers to keep them in")
-        is_text_as_bytes = isinstance(body, bytes) and not self._insert.keeps_bytes
         if occurred_at is not None:
-            if not self._insert.has_time:
+            if not insert.has_time:
                 raise ValueError(f"table {self._table.name} has no column created_at")
             parameters.append(utc(occurred_at).strftime("%Y-%m-%d %H:%M:%S.%f"))
-        own = event.get("columns") or {}
-        if own:
-            parameters += self._own(own)
-            size += sum([_escaped(str(value)) for value in own.values()])
-        return _Row(
-            info,
-            self._insert.values(as_text=is_text_as_bytes, timed=occurred_at is not None, own=own),
-            parameters,
-            headers,
-            aggregate_seq is not None,
-            size,
-        )
+        if columns:
+            parameters += self._own(columns)
+            size += sum([_escaped(str(value)) for value in columns.values()])
+        values_sql = insert.usual
+        if columns or occurred_at is not None or isinstance(body, bytes):
+            values_sql = insert.values(
+                as_text=isinstance(body, bytes) and not insert.keeps_bytes,
+                timed=occurred_at is not None,
+                own=columns or (),
+            )
+        return _Row(info, values_sql, parameters, headers, aggregate_seq is not None, size)
 
     def _own(self, columns: Mapping[str, object]) -> list[object]:
         """The parameters of the service's own columns, in the statement's order."""

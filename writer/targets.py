@@ -214,8 +214,11 @@ def _in_transaction(connection: Any) -> bool:
     """Whether BEGIN was said on an autocommit connection: Django's atomic block, MySQL
     Connector's ``in_transaction``, the server's own answer in PyMySQL's ``server_status``.
     mysqlclient cannot tell, so it counts as no."""
+    status = getattr(connection, "server_status", None)
+    if isinstance(status, int):
+        return bool(status & _IN_TRANSACTION)
     for name in ("in_atomic_block", "in_transaction"):
         answer = getattr(connection, name, None)
         if isinstance(answer, bool):
             return answer
-    return bool(getattr(connection, "server_status", 0) & _IN_TRANSACTION)
+    return False
