@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
@@ -64,6 +64,13 @@ def check_template(template: str) -> None:
     rest = _PLACEHOLDER.sub("x", template)
     if _LEGAL_TOPIC.fullmatch(rest) is None:
         raise ValueError(f"{template!r} is not a topic name; letters, digits, '.', '_' and '-' are")
+
+
+def topics_of(template: str, names: Iterable[str]) -> list[str]:
+    """Return those of ``names`` that ``template`` can have given, sorted."""
+    parts = [re.escape(part) for part in _PLACEHOLDER.split(template)[::2]]
+    like = re.compile("[A-Za-z0-9._-]+".join(parts))
+    return sorted(name for name in names if like.fullmatch(name))
 
 
 class Router:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import Any, Final
 
 import click
 
-from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
+from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, duration, settings_options
 from cdc_relay.config import Settings
 from cdc_relay.database import connected, describe_table, engine
 from cdc_relay.errors import SinkError
@@ -19,12 +20,39 @@ _KAFKA_TIMEOUT_S: Final = 5.0
 
 @click.command("status")
 @settings_options(*DATABASE, *KAFKA, *LOGGING)
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-def command(settings: Settings, as_json: bool) -> None:
+@click.option("--watch", is_flag=True, help="Show it anew every --every, until Ctrl-C.")
+@click.option(
+    "--every",
+    callback=duration,
+    default="2s",
+    show_default=True,
+    metavar="DURATION",
+    help="Pause of --watch.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one line of JSON; with --watch, each time."
+)
+def command(settings: Settings, watch: bool, every: float, as_json: bool) -> None:
     """Show how many rows are pending, sent and dead, the age of the oldest pending one in
-    seconds, and, where Kafka can be reached, the relay's checkpoint."""
+    seconds, and, where Kafka can be reached, the relay's checkpoint. Counting walks an index: for
+    tables of many millions of rows, let --every be long."""
+    try:
+        while True:
+            report = _report(settings)
+            if watch and not as_json and sys.stdout.isatty():
+                click.clear()
+            _show(report, as_json)
+            if not watch:
+                return
+            sys.stdout.flush()
+            time.sleep(max(0.1, every))
+    except (KeyboardInterrupt, BrokenPipeError):
+        return
+
+
+def _report(settings: Settings) -> dict[str, Any]:
     counts = _counts(settings)
-    report: dict[str, Any] = {
+    return {
         "name": settings.name,
         "table": ".".join(settings.schema_and_table()),
         "pending": counts.pending,
@@ -34,6 +62,9 @@ def command(settings: Settings, as_json: bool) -> None:
         "oldest_pending_s": counts.oldest_pending_s,
         **_checkpoint(settings),
     }
+
+
+def _show(report: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report, ensure_ascii=False))
     else:

@@ -42,7 +42,7 @@ def test_help_names_each_command(capsys: Capture) -> None:
         assert f"\n  {name} " in text
 
 
-@pytest.mark.parametrize("name", ["init", "schema", "start", "compensate", "status", "version"])
+@pytest.mark.parametrize("name", cli._COMMANDS)
 def test_each_command_has_help(name: str, capsys: Capture) -> None:
     assert main([name, "--help"]) == 0
     assert f"Usage: cdc-relay {name} [OPTIONS]" in capsys.readouterr().out
@@ -154,3 +154,18 @@ def test_a_closed_pipe_is_met_in_silence() -> None:
     process.stdout.close()
     _, error = process.communicate(timeout=60)
     assert (process.returncode, error) == (1, b"")
+
+
+def test_start_loads_nothing_that_draws() -> None:
+    """rich is for the commands that people read."""
+    code = "import sys, cdc_relay.cli.start; sys.exit('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shell_completion(shell: str) -> None:
+    environment = {**os.environ, "_CDC_RELAY_COMPLETE": f"{shell}_source"}
+    command = [sys.executable, "-m", "cdc_relay"]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
+    assert b"_CDC_RELAY_COMPLETE" in done.stdout
+    assert done.returncode == 0
