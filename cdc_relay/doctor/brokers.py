@@ -12,7 +12,7 @@ from cdc_relay.config import Settings
 from cdc_relay.database import TableShape
 from cdc_relay.doctor.finding import Area, Finding, How, Level
 from cdc_relay.errors import UnroutableError
-from cdc_relay.kafka.checkpoints import topic_name
+from cdc_relay.kafka.checkpoints import fallback_topic, topic_name
 from cdc_relay.kafka.cluster import Cluster, Topic
 from cdc_relay.kafka.sink import producer_config
 from cdc_relay.outbox import PENDING, OutboxEvent
@@ -90,7 +90,7 @@ def check_brokers(cluster: Cluster, settings: Settings) -> Iterator[Finding]:
 
 
 def check_topics(cluster: Cluster, settings: Settings, rows: Traffic | None) -> Iterator[Finding]:
-    """The checkpoint topic, and the topics that the table's recent rows go to."""
+    """The topics of relay and compensator, and the topics that the table's recent rows go to."""
     yield from _checkpoint_topic(cluster, settings)
     if rows is None:
         return
@@ -121,11 +121,17 @@ def check_topics(cluster: Cluster, settings: Settings, rows: Traffic | None) -> 
 
 
 def _checkpoint_topic(cluster: Cluster, settings: Settings) -> Iterator[Finding]:
-    name = topic_name(settings.name)
-    topic = cluster.topics([name]).get(name)
-    if topic is None:
-        yield _found("checkpoint_topic", "ok", f"{name} is made by the first start")
-        return
+    ours = (topic_name(settings.name), fallback_topic(settings.name))
+    topics = cluster.topics(ours)
+    for name in ours:
+        if name in topics:
+            yield from _compacted(topics[name], cluster, settings)
+        else:
+            yield _found("checkpoint_topic", "ok", f"{name} is made when it is needed first")
+
+
+def _compacted(topic: Topic, cluster: Cluster, settings: Settings) -> Iterator[Finding]:
+    name = topic.name
     policy = topic.config.get("cleanup.policy", "compact")
     if policy == "compact":
         yield _found("checkpoint_topic", "ok", f"{name} is compacted")
@@ -133,8 +139,8 @@ def _checkpoint_topic(cluster: Cluster, settings: Settings) -> Iterator[Finding]
         yield _found(
             "checkpoint_topic",
             "failure",
-            f"{name} has cleanup.policy={policy}: after its retention time the checkpoint of an "
-            "idle relay is gone",
+            f"{name} has cleanup.policy={policy}: after its retention time the last word of an "
+            "idle relay, or of the last pass that sent something, is gone",
             (_alter(settings, name, "cleanup.policy=compact"),),
             "shell",
         )

@@ -389,8 +389,9 @@ def test_a_topic_that_nobody_makes(mysql: Database, quick_kafka: ProxiedKafka, p
     falls_ill_and_is_mended(ward, "topic_missing", "failure", "parked", path)
 
 
-def test_a_checkpoint_topic_that_forgets(ward: Ward, kafka: str, path: Path) -> None:
-    topic = f"cdc-relay.{ward.settings.name}.checkpoints"
+@pytest.mark.parametrize("whose", ["checkpoints", "fallback"])
+def test_a_checkpoint_topic_that_forgets(ward: Ward, kafka: str, path: Path, whose: str) -> None:
+    topic = f"cdc-relay.{ward.settings.name}.{whose}"
     create_topic(kafka, topic, 1, {"cleanup.policy": "delete"})
     falls_ill_and_is_mended(ward, "checkpoint_topic", "failure", "cleanup.policy=delete", path)
 
