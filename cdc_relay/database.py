@@ -271,7 +271,8 @@ def explain(error: Exception, url: URL) -> SourceError:
     if code in _NO_SUCH_TABLE:
         table = re.search(r"'(.+?)'", message)
         name = table[1] if table else "of the outbox"
-        return SourceError(f"table {name} does not exist: run cdc-relay init")
+        # A swap by hand, or a restore, takes it away for a moment: who is at work waits.
+        return SourceUnavailableError(f"table {name} does not exist: run cdc-relay init")
     if code in _MISSING_GRANT:
         return SourceError(f"{server}: missing grant: {_grant(message, url)}")
     if code == _TLS_FAILED:

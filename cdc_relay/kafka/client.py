@@ -49,6 +49,7 @@ _FINAL: Final = frozenset(
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
         KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.INVALID_SESSION_TIMEOUT,
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         KafkaError.UNSUPPORTED_VERSION,
         KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
@@ -69,6 +70,13 @@ def sink_error(error: KafkaError | KafkaException, settings: Settings, doing: st
     again cannot mend, or brokers that do not answer now."""
     inner = error.args[0] if isinstance(error, KafkaException) else error
     silent = " does not answer" if inner.code() in _SILENT else ""
+    if inner.code() == KafkaError.INVALID_SESSION_TIMEOUT:
+        return SinkError(
+            f"session_timeout: Kafka at {settings.kafka_bootstrap} refuses "
+            f"{settings.session_timeout:g} s: it is outside of the brokers' "
+            "group.min.session.timeout.ms and group.max.session.timeout.ms (by default 6 s and "
+            "30 min)"
+        )
     line = f"Kafka at {settings.kafka_bootstrap}{silent}: {doing}: {text(error)}"
     if inner.code() in _FINAL or inner.fatal():
         return SinkError(line)

@@ -3,6 +3,8 @@ swapped away under the relay, columns that only the log shows, names that match 
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -91,6 +93,27 @@ _CHANGES = [
     "DROP headers",
     "MODIFY id INT UNSIGNED NOT NULL AUTO_INCREMENT",
 ]
+
+
+def test_a_table_that_is_away_for_a_moment(shop: Harness) -> None:
+    """A swap by hand in two steps, a restore: the relay waits for it."""
+    database = shop.database
+    relay = shop.relay()
+    shop.ins("a", {"n": 0})
+    shop.wait_sent(1)
+    relay.signal(signal.SIGSTOP)
+    shop.ins("a", {"n": 1})
+    database.sql(f"RENAME TABLE {shop.table} TO away")
+    relay.signal(signal.SIGCONT)
+    shop.until(lambda: "does not exist" in relay.text())
+    time.sleep(1)
+    database.sql(f"RENAME TABLE away TO {shop.table}")
+    shop.wait_sent(2)
+    shop.ins("a", {"n": 2})
+    shop.wait_sent(3)
+    assert relay.running
+    assert relay.terminate() == 0, relay.text()
+    assert [message.json["n"] for message in shop.messages()] == [0, 1, 2]
 
 
 def test_changes_while_the_stream_follows(source: SourceUnderTest) -> None:
