@@ -18,9 +18,11 @@ from cdc_relay.database import connected, describe_table, engine
 from cdc_relay.errors import (
     CdcRelayError,
     ConfigError,
+    SinkError,
     SinkUnavailableError,
     SourceUnavailableError,
 )
+from cdc_relay.kafka.passes import record_pass
 from cdc_relay.router import Router
 from cdc_relay.store import Store
 
@@ -30,6 +32,8 @@ from .coordination import WithRelay
 _IDLE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 30.0
 _LOCK_S: Final = 15.0
+# How often a loop says that it is there.
+_RECORD_S: Final = 60.0
 
 log: Any = structlog.get_logger("compensator")
 
@@ -51,6 +55,7 @@ def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summa
     alerts = Alerts.of(settings)
     database = engine(settings)
     summary = Summary()
+    alone = True
     try:
         with _stop_on_signal() as stop:
             with connected(database) as connection:
@@ -83,7 +88,7 @@ def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summa
                     log.warning("another pass is at work on this table: nothing to do for this one")
                 elif loop:
                     alerts.start()
-                    _run_passes(compensator, stop)
+                    _run_passes(settings, compensator, stop, started)
                 else:
                     compensator.run_pass()
     except CdcRelayError as error:
@@ -92,16 +97,26 @@ def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summa
         alerts.close()
         database.dispose()
     summary.seconds = time.monotonic() - started
+    # Where Kafka failed the pass, it would not take the record either.
+    if alone and summary.exit_code != SinkError.exit_code:
+        record_pass(settings, summary.as_dict())
     return summary
 
 
-def _run_passes(compensator: Compensator, stop: threading.Event) -> None:
+def _run_passes(
+    settings: Settings, compensator: Compensator, stop: threading.Event, started: float
+) -> None:
     pause = _IDLE_S
+    recorded = float("-inf")
     while not stop.is_set():
         try:
             if compensator.run_pass() == 0:
                 stop.wait(_IDLE_S)
             pause = _IDLE_S
+            if time.monotonic() - recorded > _RECORD_S:
+                recorded = time.monotonic()
+                compensator.summary.seconds = recorded - started
+                record_pass(settings, compensator.summary.as_dict())
         except (SinkUnavailableError, SourceUnavailableError) as error:
             pause = min(pause * 2, _LONGEST_PAUSE_S)
             log.warning("waiting", reason=str(error), next_try_s=pause)

@@ -88,15 +88,20 @@ def _checkpoint(settings: Settings) -> dict[str, Any]:
     """The checkpoint's fields, or why there are none: Kafka may be down or not be set, and the
     table's figures are worth showing all the same."""
     if not settings.kafka_bootstrap:
-        return {"checkpoint": None, "checkpoint_error": "kafka_bootstrap is not set"}
+        return {
+            "checkpoint": None,
+            "checkpoint_error": "kafka_bootstrap is not set",
+            "last_pass": None,
+        }
     from cdc_relay.kafka.checkpoints import read_last
 
     try:
         checkpoint = read_last(settings, timeout=_KAFKA_TIMEOUT_S)
+        last_pass = _last_pass(settings)
     except SinkError as error:
-        return {"checkpoint": None, "checkpoint_error": str(error)}
+        return {"checkpoint": None, "checkpoint_error": str(error), "last_pass": None}
     if checkpoint is None:
-        return {"checkpoint": None, "checkpoint_error": None}
+        return {"checkpoint": None, "checkpoint_error": None, "last_pass": last_pass}
     fields = {
         "position": str(checkpoint.position),
         "age_s": round(max(0.0, time.time() - checkpoint.time), 3),
@@ -105,4 +110,14 @@ def _checkpoint(settings: Settings) -> dict[str, Any]:
         "sweeping": checkpoint.sweeping,
         "anchor": checkpoint.anchor or None,
     }
-    return {"checkpoint": fields, "checkpoint_error": None}
+    return {"checkpoint": fields, "checkpoint_error": None, "last_pass": last_pass}
+
+
+def _last_pass(settings: Settings) -> dict[str, Any] | None:
+    """What the compensator's last pass found, and how many seconds ago."""
+    from cdc_relay.kafka.passes import last_pass
+
+    found = last_pass(settings, _KAFKA_TIMEOUT_S)
+    if found is None:
+        return None
+    return {"age_s": round(max(0.0, time.time() - found.pop("time")), 3), **found}

@@ -202,7 +202,8 @@ def _check_policy(admin: Any, topic: str) -> None:
 def read_fallback(settings: Settings, timeout: float = 15.0) -> Checkpoint | None:
     """Return the last word of the compensator's passes, or None where there is none; as
     ``read_last``."""
-    return _read_last(settings, fallback_topic(settings.name), 0, timeout)
+    found = last_value(settings, fallback_topic(settings.name), 0, b"fallback", timeout)
+    return Checkpoint.decode(found) if found is not None else None
 
 
 def read_last(settings: Settings, partition: int = 0, timeout: float = 15.0) -> Checkpoint | None:
@@ -212,10 +213,16 @@ def read_last(settings: Settings, partition: int = 0, timeout: float = 15.0) -> 
     a relay that goes on writing, it is the last one as of the call, or a later one. Raises
     ``SinkUnavailableError`` when Kafka does not answer in time.
     """
-    return _read_last(settings, topic_name(settings.name), partition, timeout)
+    key = f"shard-{partition}".encode()
+    found = last_value(settings, topic_name(settings.name), partition, key, timeout)
+    return Checkpoint.decode(found) if found is not None else None
 
 
-def _read_last(settings: Settings, topic: str, partition: int, timeout: float) -> Checkpoint | None:
+def last_value(
+    settings: Settings, topic: str, partition: int, key: bytes, timeout: float
+) -> bytes | None:
+    """Return the last committed value of ``key`` in a partition, or None where there is none (no
+    such topic included); as ``read_last``."""
     consumer = create(
         Consumer,
         {
@@ -238,9 +245,9 @@ def _read_last(settings: Settings, topic: str, partition: int, timeout: float) -
         span = _LOOK_BACK
         while high > low:
             start = max(low, high - span)
-            found = _last_value(consumer, topic, partition, start, high, timeout)
+            found = _last_value(consumer, topic, partition, key, start, high, timeout)
             if found is not None or start == low:
-                return Checkpoint.decode(found) if found is not None else None
+                return found
             span *= 16
         return None
     except KafkaException as error:
@@ -256,10 +263,10 @@ def _read_last(settings: Settings, topic: str, partition: int, timeout: float) -
 
 
 def _last_value(
-    consumer: Any, topic: str, partition: int, start: int, high: int, timeout: float
+    consumer: Any, topic: str, partition: int, key: bytes, start: int, high: int, timeout: float
 ) -> bytes | None:
-    """The last value at or after ``start``, read up to ``high`` (a transaction's end marker has
-    an offset of its own and is not handed out) or to the end of the partition."""
+    """The key's last value at or after ``start``, read up to ``high`` (a transaction's end marker
+    has an offset of its own and is not handed out) or to the end of the partition."""
     consumer.assign([TopicPartition(topic, partition, start if start else OFFSET_BEGINNING)])
     deadline = time.monotonic() + timeout
     last: bytes | None = None
@@ -269,7 +276,7 @@ def _last_value(
             raise SinkUnavailableError(f"cannot read {topic}: no answer from Kafka")
         error = message.error()
         if error is None:
-            if message.value() is not None:
+            if message.value() is not None and message.key() == key:
                 last = message.value()
             if message.offset() + 1 >= high:
                 return last
