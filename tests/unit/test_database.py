@@ -133,7 +133,7 @@ ERRORS: list[tuple[Exception, type[SourceError], str]] = [
     ),
     (
         pymysql.err.ProgrammingError(1146, "Table 'shop.outbox_event' doesn't exist"),
-        SourceError,
+        SourceUnavailableError,
         "table shop.outbox_event does not exist: run cdc-relay init",
     ),
     (
