@@ -121,7 +121,8 @@ class Router:
         if created_at is not None:
             time = self._rfc3339(created_at)
             headers.append(("occurred_at", time))
-            timestamp_ms = created_at // 1000
+            # To the client library 0 means now: the row would get another time each time.
+            timestamp_ms = created_at // 1000 or 1
         value = event.payload
         content_type = self._content_type
         if not self._raw:
@@ -164,23 +165,71 @@ class Router:
 
 def _row_headers(text: bytes, ours: Collection[str] = ()) -> list[tuple[str, bytes | None]]:
     """The entries of the row's ``headers`` object: strings as they are, null as null, everything
-    else as its JSON text (``3``, ``true``, ``{"a": 1}``)."""
+    else as its own JSON text (``3``, ``1.50``, ``true``, ``{"a": 1}``)."""
     try:
-        entries = json.loads(text)
-    except ValueError:
+        json_text = text.decode()
+        entries = _DECODER.decode(json_text)
+    except (ValueError, RecursionError):
         raise UnroutableError("headers is not JSON") from None
     if entries is None:
         return []
     if not isinstance(entries, dict):
-        raise UnroutableError(f"headers is a JSON {type(entries).__name__}, not an object")
+        raise UnroutableError(f"headers is a JSON {_kind(entries)}, not an object")
     result: list[tuple[str, bytes | None]] = []
+    texts: dict[str, str] = {}
     for name, value in entries.items():
         if name in RESERVED_HEADERS or name in ours:
             raise UnroutableError(f"headers holds {name!r}, a name of the record's own headers")
-        if value is None:
-            result.append((name, None))
-        elif isinstance(value, str):
-            result.append((name, value.encode()))
-        else:
-            result.append((name, json.dumps(value, ensure_ascii=False).encode()))
+        # librdkafka would end the name there, and so make another name of it.
+        if "\0" in name:
+            raise UnroutableError(f"headers holds {name!r}, a name with a zero character")
+        try:
+            name.encode()  # the client library dies of a name that is no text
+            if value is None:
+                result.append((name, None))
+            elif isinstance(value, str):
+                result.append((name, value.encode()))
+            else:
+                texts = texts or _texts_of(json_text)
+                result.append((name, texts[name].encode()))
+        except UnicodeEncodeError:
+            raise UnroutableError(f"headers holds half a character at {name!r}") from None
     return result
+
+
+class _Number(str):
+    """A JSON number, by its own digits."""
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+_DECODER: Final = json.JSONDecoder(
+    parse_int=_Number, parse_float=_Number, parse_constant=_no_number
+)
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
+
+
+def _kind(value: object) -> str:
+    return "number" if isinstance(value, _Number) else type(value).__name__
+
+
+def _texts_of(text: str) -> dict[str, str]:
+    """The JSON text of each entry of the object that ``text``, which is valid, holds."""
+    texts: dict[str, str] = {}
+
+    def word(at: int) -> int:
+        space = _SPACE.match(text, at)
+        return space.end() if space else at
+
+    at = word(text.index("{") + 1)
+    while text[at] != "}":
+        name, at = _DECODER.raw_decode(text, at)
+        at = word(word(at) + 1)  # behind the colon
+        end = _DECODER.raw_decode(text, at)[1]
+        texts[name] = text[at:end]
+        at = word(end)
+        if text[at] == ",":
+            at = word(at + 1)
+    return texts

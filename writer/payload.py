@@ -88,6 +88,8 @@ class Json:
                 raise TypeError(f"headers: the name {name!r} is not a str")
             if name in _RESERVED:
                 raise ValueError(f"headers: {name!r} is a header of the record's own")
+            if "\0" in name:
+                raise ValueError(f"headers: the name {name!r} holds a zero character")
         return self.text(dict(headers))
 
     def _form(self, value: object) -> object:

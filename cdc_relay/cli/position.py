@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import click
+import pymysql
+from pymysql.constants import ER
 
 from cdc_relay.binlog.stream import inspect, open_connection
 from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
@@ -119,6 +121,23 @@ def _check(connection: Any, position: Position, end: Position) -> None:
             raise ConfigError(
                 f"--offset: {position.file} has {sizes[position.file]} bytes, not {position.offset}"
             )
+        if position.offset < sizes[position.file] and not _begins(connection, position):
+            raise ConfigError(f"--offset: no event of {position.file} begins at {position.offset}")
+
+
+def _begins(connection: Any, position: Position) -> bool:
+    """Whether an event begins at the place: the server's dump would end there with an error."""
+    with connection.cursor() as cursor:
+        try:
+            cursor.execute(
+                f"SHOW BINLOG EVENTS IN %s FROM {position.offset:d} LIMIT 1", (position.file,)
+            )
+        except pymysql.MySQLError as error:
+            if error.args[0] == ER.ERROR_WHEN_EXECUTING_COMMAND:
+                return False
+            raise
+        found = cursor.fetchone()
+    return found is not None and int(found[1]) == position.offset
 
 
 def _fields(last: Checkpoint) -> dict[str, Any]:

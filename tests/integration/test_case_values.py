@@ -397,3 +397,30 @@ def test_unknown_labels_do_not_hide_a_row(level: str, own_database: Database) ->
             assert {event.event_type for event in events} == {"MADE"}
     finally:
         database.sql(f"SET GLOBAL binlog_row_metadata = {before}")
+
+
+def test_headers_that_no_record_can_carry_hold_up_their_aggregate_only(shop: Harness) -> None:
+    """A name with half a character was a segmentation fault of the client library, one with a
+    zero character came out as another name (`id`), a deep document ended the process."""
+    table = shop.table
+    shop.create_topic("odd")
+    shop.database.sql(f"ALTER TABLE {table} MODIFY headers LONGTEXT NULL")
+    relay = shop.relay()
+    odd = [r'{"\ud800": "a"}', r'{"a": "\ud800"}', r'{"id\u0000": "forged"}', "[" * 5000]
+    insert = INSERT.format(table=table)
+    for number, headers in enumerate(odd):
+        shop.database.sql(insert, (*row(f"odd{number}", kind="odd")[:5], headers))
+        shop.ins(f"odd{number}", 2, kind="odd")
+    headers = '{"price": 1.50, "deep": {"n":[1e300, 0.10]}}'
+    shop.database.sql(insert, (*row("good", kind="odd")[:5], headers))
+    shop.wait_sent(1, kind="odd")
+    assert relay.terminate() == 0
+    shop.database.sql(f"UPDATE {table} SET next_retry_time = NULL WHERE status = 0")
+    compensated = shop.compensate()
+    assert (compensated["sent"], compensated["failed"]) == (0, 4), compensated
+    (message,) = shop.messages("odd")
+    assert (message.key, message.headers["price"]) == ("good", b"1.50")
+    assert message.headers["deep"] == b'{"n":[1e300, 0.10]}'
+    refused = shop.database.sql(f"SELECT last_error FROM {table} WHERE retry_count > 0")
+    assert len(refused) == 4
+    assert all(reason.startswith("headers") for (reason,) in refused)

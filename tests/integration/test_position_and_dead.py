@@ -47,7 +47,9 @@ def test_going_back_sends_nothing_that_the_table_shows_as_sent(shop: Harness) ->
 
 
 def test_a_position_that_the_server_cannot_start_from_is_refused(shop: Harness) -> None:
+    file = str(shop.database.sql("SHOW BINARY LOGS")[-1][0])
     for arguments, code in (
+        (["--file", file, "--offset", "5"], 2),
         (["--gtids", "nonsense"], 2),
         (["--file", "nope.000001", "--offset", "4"], 5),
         (["--file", "nope.000001"], 2),
@@ -58,6 +60,8 @@ def test_a_position_that_the_server_cannot_start_from_is_refused(shop: Harness) 
         process = shop.run("position", "set", *arguments)
         assert process.wait() == code, process.text()
         assert process.text().count("error:") == 1
+    begins = str(shop.database.sql(f"SHOW BINLOG EVENTS IN '{file}' LIMIT 4")[-1][1])
+    assert shop.run("position", "set", "--file", file, "--offset", begins).wait() == 0
 
 
 def test_dead_rows_are_listed_shown_retried_and_discarded(shop: Harness) -> None:

@@ -126,6 +126,11 @@ def test_times_that_no_calendar_has_park_the_row(created_at: int) -> None:
         route(created_at=created_at)
 
 
+def test_the_first_millisecond_of_the_epoch_is_not_taken_for_no_time() -> None:
+    assert route(created_at=999).timestamp_ms == 1
+    assert route(created_at=1000).timestamp_ms == 1
+
+
 def test_one_router_gives_each_event_its_own_time() -> None:
     router = Router("t")
     times = [1_000_000, 1_500_000, 2_000_000, 1_000_001]
@@ -163,6 +168,40 @@ def test_headers_of_every_shape() -> None:
     assert own["ключ"] == "é".encode()
     assert own["s"] == b"3"
     assert own["l"] == b"[1]"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("1.50", "1e300", "1E400", "-0.0", "0.12345678901234567890", "9" * 5000),
+        *("[1.50, 1e300]", '{"b":[1,{"c":0.10}],"\\u00e9":"\\ud800"}', "[]", "{}", "false"),
+    ],
+)
+@pytest.mark.parametrize("form", ['{"a": "}", "n": %s, "z": true}', ' { "n"\n:\t%s } ', '{"n":%s}'])
+def test_what_is_no_string_keeps_its_very_text(form: str, value: str) -> None:
+    assert headers(route(headers=(form % value).encode()))["n"] == value.encode()
+
+
+def test_of_two_entries_of_one_name_the_last_counts() -> None:
+    assert headers(route(headers=b'{"a": [1], "a": [2.0]}'))["a"] == b"[2.0]"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": "\\ud800"}',
+        '{"\\ud800": "a"}',
+        '{"id\\u0000": "forged"}',
+        '{"a": NaN}',
+        '{"a": -Infinity}',
+        "[" * 100_000 + "]" * 100_000,
+        '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    ],
+)
+def test_headers_that_no_record_can_carry_park_the_row(text: str) -> None:
+    """A half character in a name would be a segmentation fault of the client library."""
+    with pytest.raises(UnroutableError, match="headers"):
+        route(headers=text.encode())
 
 
 def test_trace_context_passes_untouched() -> None:
