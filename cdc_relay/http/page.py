@@ -94,6 +94,17 @@ def view(report: Report) -> dict[str, Any]:
 
 
 def _signals(report: Report) -> dict[str, Figure]:
+    signals = _table_signals(report)
+    if not report.looks.table.trouble(report.settings.silence()):
+        return signals
+    # Old figures are no good news.
+    return {
+        name: figure._replace(level="none" if figure.level == "ok" else figure.level)
+        for name, figure in signals.items()
+    } | {"looked": signals["looked"]._replace(level="warn")}
+
+
+def _table_signals(report: Report) -> dict[str, Figure]:
     table = report.looks.table
     if table.seen is None:
         unknown = Figure("unknown", level="warn" if table.error else "none")
