@@ -187,6 +187,15 @@ class Settings(BaseModel):
         le=1_000_000,
         description="Rows delivered and not yet marked, at most; also of those read ahead.",
     )
+    poll_batch: int = Field(
+        200,
+        ge=1,
+        le=100_000,
+        description="Polling: rows of one look; more while there is a backlog.",
+    )
+    poll_interval: PositiveSeconds = Field(
+        0.2, description="Polling: pause between two looks while little is pending."
+    )
     heartbeat: PositiveSeconds = Field(5.0, description="Heartbeat interval asked of the database.")
     read_timeout: PositiveSeconds = Field(
         20.0, description="Silence after which the replication connection counts as dead."

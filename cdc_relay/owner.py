@@ -29,7 +29,7 @@ from cdc_relay.kafka.membership import Membership, members
 from cdc_relay.kafka.owed import NOTHING_OWED
 from cdc_relay.kafka.sink import FencedError, IdempotentSink
 from cdc_relay.kafka.transactions import TransactionalSink, fence
-from cdc_relay.position import Position
+from cdc_relay.position import NOWHERE, Position
 from cdc_relay.relay import Relay, Sink, Source
 from cdc_relay.router import Router
 from cdc_relay.store import Store
@@ -201,6 +201,12 @@ class Owner:
             if self._settings.mark == "none":
                 raise
             last, reason = None, str(error)
+        if self._settings.source == "polling":
+            owed = last.owed if last is not None else NOTHING_OWED
+            closed = last.closed if last is not None else ()
+            return Checkpoint(NOWHERE, owed, closed, source="polling")
+        if last is not None and last.source == "polling":
+            reason = reason or "the relay polled the table before: there is no position"
         position: Position = source.current()
         if last is not None and not reason:
             if last.position.is_beyond(position):

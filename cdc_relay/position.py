@@ -285,6 +285,10 @@ class Position:
         )
 
 
+NOWHERE: Final = Position("mysql", "", "", 0)
+"""Stands where there is no log: never reached, and it reaches nothing."""
+
+
 def runs(ids: Iterable[int]) -> list[list[int]]:
     """Ids in order as [first, last] pairs: the keys of one transaction mostly follow each other."""
     result: list[list[int]] = []

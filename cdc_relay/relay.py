@@ -5,6 +5,8 @@ slow, the reader stops reading). The relay's own thread takes what is waiting as
 it and delivers it with the checkpoint behind it. The marker marks what was delivered. So a group
 is large when much is waiting and one row when the relay keeps up.
 
+With ``source = "polling"`` there is no reader: the same thread walks over the pending rows.
+
 Who may have sent a row already (a sweep, a retry of a parked aggregate, the compensator) is asked
 of the table: up to the position ``doubtful_until`` a row of the stream goes out only if the table
 still has it pending.
@@ -33,7 +35,7 @@ from cdc_relay.outbox import PENDING, OutboxEvent
 from cdc_relay.parking import Parking
 from cdc_relay.position import Position
 from cdc_relay.router import Record, Router
-from cdc_relay.store import Store
+from cdc_relay.store import PendingEvent, PendingScan, Store
 from cdc_relay.vitals import Vitals
 
 log = structlog.get_logger(__name__)
@@ -143,6 +145,8 @@ class Relay:
         self._vitals = vitals
         self.counters = vitals.counters
         self._end_pass = fence_pass
+        self._polling = settings.source == "polling"
+        self._walk_rows = 200  # before anything is known of their size
 
     def run(self, start: Checkpoint, until: Position | None = None) -> None:
         """Carry rows from ``start`` on until ``stopping``, or until everything up to ``until`` is
@@ -156,8 +160,8 @@ class Relay:
         reader: threading.Thread | None = None
         orderly = False
         try:
-            if start.sweeping:
-                # A pass that looks from now on leaves the table to the sweep.
+            if start.sweeping or self._polling:
+                # A pass that looks from now on leaves the table to the sweep, or to the polls.
                 record = replace(start, time=time.time()).record(self._settings.name)
                 self._sink.deliver([], record, self._going_on)
             self._heal(start)
@@ -167,6 +171,10 @@ class Relay:
                 self._sweep()
             else:
                 self._delivered_checkpoint(self._next_checkpoint([], [], None))
+            if self._polling:
+                self._poll(once=until is not None)
+                orderly = True
+                return
             reader = threading.Thread(target=self._read, name="reader", daemon=True)
             reader.start()
             self._loop(until)
@@ -431,7 +439,7 @@ class Relay:
         if last is None:
             return
         self._heal(last)
-        if not self._checkpoint.position.passed(last.position):
+        if not self._polling and not self._checkpoint.position.passed(last.position):
             self._doubt(last.position)
 
     def _doubt(self, until: Position) -> None:
@@ -453,36 +461,85 @@ class Relay:
         """
         log.warning("sweeping the pending rows of the table", anchor=self._checkpoint.anchor)
         self._vitals.sweeping = True
-        scan = self._store.scan(0, _SWEEP_ROWS)
-        batches = iter(scan)
-        while True:
-            self._keep_up()
-            if self._stopping.is_set():
-                raise StopAskedError
-            batch = self._patiently(lambda: next(batches, None))
-            if batch is None:
-                break
-            for pending in batch:
-                if pending.retry_count:
-                    self._parking.tries[pending.event.id] = pending.retry_count
-            items = self._route(pending.event for pending in batch)
-            scan.closed.update(
-                (kind, key) for kind, key in self._parking.closed() if key is not None
-            )
-            self._deliver(items, None)
-            self.counters.swept += len(items)
-            while self._marker.owed_count >= self._most_owed:
-                self._keep_up()
-                if self._stopping.wait(0.01):
-                    raise StopAskedError
-        for kind, key in scan.closed:
-            self._parking.close(kind, key)
+        self._walk(self._store.scan(0, _SWEEP_ROWS))
         self._patiently(self._parking.close_blocked)
         faults.point("swept")
         end = self._patiently(self._source.current)
         self._checkpoint = replace(self._checkpoint, sweeping=False, doubtful_until=end)
         self._delivered_checkpoint(self._next_checkpoint([], [], None))
         log.warning("sweep done; the stream starts", rows=self.counters.swept, until=str(end))
+
+    def _walk(self, scan: PendingScan) -> int:
+        """Send what ``scan`` finds, in id order; how many rows. Each batch is read anew, and what
+        is sent but not marked yet is left out."""
+        before = self.counters.swept
+        scan.closed.update(self._parking.closed())
+        while (ids := self._patiently(scan.next_ids)) is not None:
+            if len(ids) == scan.limit:
+                scan.limit = max(scan.limit, min(2 * scan.limit, _SWEEP_ROWS))
+            self._keep_up()
+            owed = self._marker.owed()
+            ids = [row_id for row_id in ids if row_id not in owed]
+            while ids:
+                self._keep_up()
+                if self._stopping.is_set():
+                    raise StopAskedError
+                part, ids = ids[: self._walk_rows], ids[self._walk_rows :]
+                self._send_pending(self._patiently(lambda p=part: self._store.events(p)))  # type: ignore[misc]
+                scan.closed.update(self._parking.closed())
+        for kind, key in scan.closed - set(self._parking.closed()):
+            self._parking.close(kind, key)
+        return self.counters.swept - before
+
+    def _send_pending(self, batch: list[PendingEvent]) -> None:
+        """Send rows that were read from the table, and wait where too many marks are owed."""
+        size = 0
+        for event, tries in batch:
+            size += 200 + len(event.payload or b"") + len(event.headers or b"")
+            if tries:
+                self._parking.tries[event.id] = tries
+        if batch:
+            self._walk_rows = max(1, min(_GROUP_ROWS, _GROUP_BYTES * len(batch) // size))
+        items = self._route(pending.event for pending in batch)
+        self._deliver(items, None)
+        self.counters.swept += len(items)
+        while self._marker.owed_count >= self._most_owed:
+            self._keep_up()
+            if self._stopping.wait(0.01):
+                raise StopAskedError
+
+    def _poll(self, *, once: bool) -> None:
+        """The loop without a stream: walk over the pending rows from the lowest id, again and
+        again; with ``once`` until what was pending at its beginning is sent and marked.
+
+        While there is a backlog the batches grow and nothing is waited for. A walk that finds
+        nothing, though many rows wait, is not begun again sooner than it took.
+        """
+        settings = self._settings
+        next_progress = time.monotonic()
+        while not self._stopping.is_set():
+            self._keep_up()
+            begun = time.monotonic()
+            sent = self._walk(self._store.scan(0, settings.poll_batch))
+            self._save()
+            self._retry_parked()
+            now = time.monotonic()
+            if now >= next_progress:
+                self._log_progress("progress")
+                next_progress = now + _PROGRESS_PAUSE_S
+            if once:
+                while self._marker.owed_count and not self._stopping.wait(0.01):
+                    self._keep_up()
+                return
+            if sent < settings.poll_batch:
+                self._idle(max(settings.poll_interval, now - begun))
+
+    def _idle(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self._stopping.wait(min(left, _TICK_S)):
+                return
+            self._keep_up()
 
     def _events(self, rows: Sequence[OutboxEvent | UnreadRow]) -> list[OutboxEvent]:
         """The events of ``rows`` in their order, without those that somebody else has sent."""
@@ -584,8 +641,9 @@ class Relay:
                 self._retry(aggregate, rows)
             else:
                 # What was committed until now is sent, or in the table for the stream to ask.
-                end = self._patiently(self._source.current)
-                self._checkpoint = replace(self._checkpoint, doubtful_until=end)
+                if not self._polling:
+                    end = self._patiently(self._source.current)
+                    self._checkpoint = replace(self._checkpoint, doubtful_until=end)
                 self._parking.open(aggregate)
 
     def _retry(

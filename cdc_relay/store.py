@@ -664,6 +664,8 @@ class PendingScan:
         close their aggregates."""
         self.closed: set[tuple[str, str | None]] = set()
         """Aggregates that wait; None in the second place is a whole type."""
+        self._after_id = 0
+        self._last_id: int | None = None
         self.held = 0
         """Rows passed over so far, old enough but with an earlier failure in their way."""
 
@@ -675,16 +677,23 @@ class PendingScan:
 
     def ids(self) -> Iterator[list[int]]:
         """Iterate like this to get the ids only."""
-        last_id = self._store.newest_pending(self._older_than_s)
-        after_id = 0
-        while after_id < last_id:
-            rows = self._store.scan_rows(self._older_than_s, self.limit, after_id, last_id)
+        while (ids := self.next_ids()) is not None:
+            yield ids
+
+    def next_ids(self) -> list[int] | None:
+        """The ids of the next batch; None at the end. After an error it may be called again."""
+        if self._last_id is None:
+            self._last_id = self._store.newest_pending(self._older_than_s)
+        while self._after_id < self._last_id:
+            rows = self._store.scan_rows(
+                self._older_than_s, self.limit, self._after_id, self._last_id
+            )
             if not rows:
-                return
-            after_id = rows[-1].id
-            due = self._due(rows)
-            if due:
-                yield due
+                break
+            self._after_id = rows[-1].id
+            if due := self._due(rows):
+                return due
+        return None
 
     def holds(self, aggregate: Aggregate) -> bool:
         """Whether the aggregate waits."""

@@ -29,7 +29,7 @@ from cdc_relay.kafka.sink import IdempotentSink
 from cdc_relay.kafka.topics import Refusal
 from cdc_relay.kafka.transactions import TransactionalSink, fence
 from cdc_relay.marker import heal
-from cdc_relay.position import Position
+from cdc_relay.position import NOWHERE, Position
 from cdc_relay.router import Record
 from cdc_relay.store import PendingScan, Store
 
@@ -46,8 +46,6 @@ _STOP_S: Final = 2.0
 # For one answer.
 _ANSWER_S: Final = 15.0
 _SHARD: Final = 0
-# Stands where no relay will ever compare it.
-_NOWHERE: Final = Position("mysql", "", "", 0)
 
 
 class Coordination(Protocol):
@@ -98,7 +96,7 @@ class WithRelay:
         self._force = force
         self._exactly_once = settings.delivery == "exactly_once"
         self._sink: TransactionalSink | IdempotentSink | None = None
-        self._until = _NOWHERE
+        self._until: Position = NOWHERE
         self._said = False
         self._deadline = 0.0
         self.relay: Relay | None = None
@@ -179,7 +177,7 @@ class WithRelay:
     def _end(self) -> Position:
         """Where a relay that comes back may stop asking the table."""
         if self.checkpoint is None or self.checkpoint.source == "polling":
-            return _NOWHERE  # it will ask the table for everything
+            return NOWHERE  # it will ask the table for everything
         return self._store.position()
 
     def _passed(self, end: Position) -> Checkpoint | None:

@@ -26,6 +26,7 @@ from cdc_relay.errors import ConfigError
 from cdc_relay.http.server import Listener, Served
 from cdc_relay.outbox import OutboxEvent
 from cdc_relay.owner import Owner
+from cdc_relay.polling import PollingSource
 from cdc_relay.preflight import check_server
 from cdc_relay.router import Router
 from cdc_relay.store import Store
@@ -39,7 +40,7 @@ _FIRST_RECORD_S: Final = 1.0
 @settings_options(
     *("topic", "delivery", "source", "mark", "mark_row_image", "on_dead", "shards"),
     *("http", "http_token_file", "health_timeout", "sample_interval"),
-    *("server_id", "session_timeout", "transaction_timeout"),
+    *("poll_batch", "poll_interval", "server_id", "session_timeout", "transaction_timeout"),
     *("batch_rows", "queue_rows", "heartbeat", "read_timeout", "checkpoint_interval"),
     *("stop_grace", "max_tries", *DATABASE, *KAFKA, *LOGGING),
 )
@@ -59,8 +60,12 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
     ``until_current``, until it has delivered and marked what was committed when it owned the
     shard."""
     settings.require("database_url", "kafka_bootstrap")
-    if settings.source == "polling":
-        raise ConfigError("source: polling is not available yet; use binlog")
+    polling = settings.source == "polling"
+    if polling and settings.mark == "none":
+        raise ConfigError(
+            'mark: "none" leaves no trace of what was sent, so polling would send it again and '
+            "again; set update or delete"
+        )
     alerts = Alerts.of(settings)
     address = settings.http_address()
     settings.page_token()  # a wrong one is said before anything is begun
@@ -68,7 +73,8 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
     pool = engine(settings)
     try:
         with connected(pool) as connection:
-            check_server(connection)
+            if not polling:
+                check_server(connection)
             shape = describe_table(connection, settings)
         store = Store(
             pool,
@@ -80,12 +86,17 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
         )
         if settings.mark != "none":
             store.check_update()
-        binlog_source(settings, shape, store).probe()  # grants, before anything is promised
+        if not polling:
+            binlog_source(settings, shape, store).probe()  # grants, before anything is promised
         vitals = Vitals()
         idle_interval = 0.0 if until_current else None
         owner = Owner(
             settings,
-            lambda: binlog_source(settings, shape, store, idle_interval, vitals.reading),
+            lambda: (
+                PollingSource()
+                if polling
+                else binlog_source(settings, shape, store, idle_interval, vitals.reading)
+            ),
             Router(
                 settings.topic, shape.payload_kind, settings.format, settings.cloudevents_source
             ),
