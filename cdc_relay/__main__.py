@@ -1,8 +1,6 @@
 """``python -m cdc_relay``: the same as the command ``cdc-relay``."""
 
-import sys
-
-from cdc_relay.cli import main
+from cdc_relay.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

@@ -229,7 +229,15 @@ class Position:
     def is_beyond(self, end: Position) -> bool:
         """Whether this position lies behind ``end``, the end of the log on the same server: its
         logs have begun anew since then (RESET, a restored copy). The same GTIDs may stand for
-        other transactions there. False for another server."""
+        other transactions there. For another server, whether it has never executed what lies
+        before this position, as far as GTIDs tell."""
+        executed = end.gtids if self.flavor == end.flavor == "mysql" else None
+        if (
+            self.gtids
+            and executed is not None
+            and not GtidSet(executed).contains(GtidSet(self.gtids))
+        ):
+            return True
         if (self.flavor, self.server) != (end.flavor, end.server):
             return False
         if self.file.rpartition(".")[0] != end.file.rpartition(".")[0]:
@@ -269,13 +277,18 @@ class Position:
         flavor = value["flavor"]
         if flavor not in ("mysql", "mariadb"):
             raise ValueError(f"unknown flavor {flavor!r}")
+        gtids = value["gtids"]
+        if gtids is not None:
+            (GtidSet if flavor == "mysql" else MariaGtidPosition)(gtids)  # can it be read?
+        if int(value["offset"]) < 0:
+            raise ValueError(f"offset {value['offset']} of a binlog file")
         partial = value.get("partial")
         return cls(
             flavor,
             str(value["server"]),
             str(value["file"]),
             int(value["offset"]),
-            value["gtids"],
+            gtids,
             {
                 xid: tuple(i for first, last in ranges for i in range(first, last + 1))
                 for xid, ranges in value.get("prepared", {}).items()

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -83,6 +86,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except Exception as error:
         return _report_bug(error)
+
+
+def entry() -> NoReturn:
+    """The command ``cdc-relay``: ``main``, then the end of the process without the interpreter's
+    own clean-up. It frees what threads of the Kafka library still use where a client of it could
+    not be closed (a broker that does not answer), and the process would die of that, whatever its
+    exit code."""
+    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _report_bug(error: Exception) -> int:

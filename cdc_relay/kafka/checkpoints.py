@@ -147,7 +147,11 @@ class Checkpoint:
                 ),
                 "polling" if head.get("source") == "polling" else "binlog",
             )
-        except (ValueError, KeyError, TypeError, struct.error) as error:
+        except KeyError as error:
+            raise UnreadableCheckpointError(
+                f"the checkpoint cannot be read: it has no {error}"
+            ) from None
+        except (AttributeError, RecursionError, TypeError, ValueError, struct.error) as error:
             raise UnreadableCheckpointError(f"the checkpoint cannot be read: {error}") from None
 
 

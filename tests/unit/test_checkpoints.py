@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc_relay.errors import SinkError
-from cdc_relay.kafka.checkpoints import Checkpoint
+from cdc_relay.kafka.checkpoints import Checkpoint, UnreadableCheckpointError
 from cdc_relay.kafka.owed import Owed, fingerprint
 from cdc_relay.position import Position
 
@@ -56,3 +56,23 @@ def test_a_damaged_one_is_refused(cut: int) -> None:
         Checkpoint.decode(value[:-cut])
     with pytest.raises(SinkError):
         Checkpoint.decode(b"{}")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'"text"',
+        b"[" * 100_000,
+        b'{"version": 2, "position": [], "closed": [], "owed": 0, "time": 0}\n',
+        b'{"version": 2, "position": {"flavor": "mysql", "server": "", "file": "", "offset": -7,'
+        b' "gtids": null}, "closed": [], "owed": 0, "time": 0}\n',
+        b'{"version": 2, "position": {"flavor": "mysql", "server": "", "file": "", "offset": 4,'
+        b' "gtids": "zzz"}, "closed": [], "owed": 0, "time": 0}\n',
+    ],
+)
+def test_a_record_that_is_no_checkpoint(value: bytes) -> None:
+    with pytest.raises(UnreadableCheckpointError, match="the checkpoint cannot be read"):
+        Checkpoint.decode(value)

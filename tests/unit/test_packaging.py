@@ -70,7 +70,7 @@ def test_console_script_leads_to_a_function(project: dict[str, Any]) -> None:
 
 def test_console_script_is_installed() -> None:
     scripts = entry_points(group="console_scripts", name="cdc-relay")
-    assert [script.value for script in scripts] == ["cdc_relay.cli:main"]
+    assert [script.value for script in scripts] == ["cdc_relay.cli:entry"]
 
 
 @pytest.mark.parametrize("package", ["fallback", "writer"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -239,3 +240,19 @@ def test_a_position_behind_the_end_of_the_log_is_of_other_logs() -> None:
     assert not place.is_beyond(place.at("other.000001", 4, None))
     assert not place.is_beyond(Position("mysql", B, "binlog.000001", 4))
     assert not place.is_beyond(Position("mariadb", A, "binlog.000001", 4))
+
+
+def test_transactions_that_a_server_never_executed() -> None:
+    place = Position("mysql", A, "binlog.000001", 500, f"{A}:1-50")
+    assert place.is_beyond(Position("mysql", B, "binlog.000009", 500, f"{A}:1-49,{B}:1-9"))
+    assert place.is_beyond(Position("mysql", B, "binlog.000009", 500, ""))
+    assert not place.is_beyond(Position("mysql", B, "binlog.000001", 4, f"{A}:1-50"))
+
+
+@pytest.mark.parametrize(
+    "change", [{"gtids": "zzz"}, {"offset": -7}, {"gtids": 5}, {"flavor": "oracle"}]
+)
+def test_a_position_that_is_none(change: dict[str, Any]) -> None:
+    stored = Position("mysql", A, "binlog.000001", 500, f"{A}:1-50").to_json() | change
+    with pytest.raises((ValueError, AttributeError)):
+        Position.from_json(stored)
