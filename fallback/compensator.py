@@ -170,7 +170,10 @@ class Compensator:
         for ids in scan.ids():
             scan.limit = max(self._batch, min(scan.limit * 2, _ROUND_ROWS))
             owed = self._marker.owed() if self._marker is not None else {}
-            mine = self._coordination.missed([i for i in ids if i not in owed], scan)
+            ids = [row_id for row_id in ids if row_id not in owed]
+            if not ids:
+                continue
+            mine = self._coordination.missed(ids, scan)
             if mine is None and self._stop.is_set():
                 return
             if mine is None:
@@ -179,7 +182,7 @@ class Compensator:
                 self.summary.late += left
                 log.warning("the relay is behind: rows are left to it", rows=left)
                 return
-            self.summary.left_to_relay += len(ids) - len(mine) - len(owed.keys() & set(ids))
+            self.summary.left_to_relay += len(ids) - len(mine)
             while mine:
                 events = self._store.events(mine[:rows_at_once])
                 mine = mine[rows_at_once:]
