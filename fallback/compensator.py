@@ -167,10 +167,10 @@ class Compensator:
     def _rounds(self, scan: PendingScan) -> Iterator[list[PendingEvent]]:
         """The events that are the pass's, in rounds."""
         rows_at_once = _FIRST_ROWS
-        for ids in scan.ids():
+        for found in scan.ids():
             scan.limit = max(self._batch, min(scan.limit * 2, _ROUND_ROWS))
             owed = self._marker.owed() if self._marker is not None else {}
-            ids = [row_id for row_id in ids if row_id not in owed]
+            ids = [row_id for row_id in found if row_id not in owed]
             if not ids:
                 continue
             mine = self._coordination.missed(ids, scan)
