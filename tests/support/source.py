@@ -187,7 +187,7 @@ class SourceUnderTest:
             watchdog.cancel()
             watchdog.join()
             source.stop()
-        reading.reconnects = source.reconnects
+        reading.reconnects = source._reading.reconnects
         assert not late.is_set(), f"{until} not reached within {timeout} s: {last}"
         self._end = last
         return reading
