@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from types import FrameType
+from contextlib import closing
 from typing import Any, Final
 
 import structlog
@@ -24,6 +21,7 @@ from cdc_relay.errors import (
 )
 from cdc_relay.kafka.passes import record_pass
 from cdc_relay.router import Router
+from cdc_relay.signals import stop_on_signal
 from cdc_relay.store import Store
 
 from .compensator import Compensator, Summary
@@ -57,7 +55,7 @@ def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summa
     summary = Summary()
     alone = True
     try:
-        with _stop_on_signal() as stop:
+        with stop_on_signal() as stop:
             with connected(database) as connection:
                 shape = describe_table(connection, settings)
             store = Store(
@@ -121,24 +119,3 @@ def _run_passes(
             pause = min(pause * 2, _LONGEST_PAUSE_S)
             log.warning("waiting", reason=str(error), next_try_s=pause)
             stop.wait(pause)
-
-
-@contextmanager
-def _stop_on_signal() -> Iterator[threading.Event]:
-    """Give an event that the first SIGTERM or SIGINT sets; the second one ends the process."""
-    stop = threading.Event()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.getsignal(number) for number in signals]
-
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
-        for number in signals:
-            signal.signal(number, signal.SIG_DFL)
-
-    for number in signals:
-        signal.signal(number, on_signal)
-    try:
-        yield stop
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)

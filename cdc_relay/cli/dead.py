@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -67,6 +68,7 @@ def retry(settings: Settings, event_ids: tuple[str, ...], everything: bool) -> N
     """Make dead rows pending again, with a fresh ladder; relay or compensator sends them."""
     _require(event_ids, everything)
     with _store(settings) as store:
+        _look(store, event_ids)
         click.echo(f"{store.revive(None if everything else event_ids)} rows are pending again")
 
 
@@ -78,16 +80,29 @@ def retry(settings: Settings, event_ids: tuple[str, ...], everything: bool) -> N
 def discard(settings: Settings, event_ids: tuple[str, ...], everything: bool, yes: bool) -> None:
     """Delete dead rows: their events will never be sent, and their aggregates flow again."""
     _require(event_ids, everything)
-    if not yes:
-        what = "all dead rows" if everything else f"{len(event_ids)} rows"
-        click.confirm(f"Delete {what}? Their events will never be sent.", abort=True)
     with _store(settings) as store:
+        _look(store, event_ids)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise ConfigError("nobody can be asked here: --yes deletes without asking")
+            what = "all dead rows" if everything else f"{len(event_ids)} rows"
+            click.confirm(f"Delete {what}? Their events will never be sent.", abort=True)
         click.echo(f"{store.discard_dead(None if everything else event_ids)} rows deleted")
 
 
 def _require(event_ids: tuple[str, ...], everything: bool) -> None:
     if bool(event_ids) == everything:
         raise ConfigError("give event ids, or --all")
+
+
+def _look(store: Store, event_ids: tuple[str, ...]) -> None:
+    """Raise ``ConfigError`` where one of these is not the event id of a dead row."""
+    if not event_ids:
+        return
+    found = {row["event_id"] for row in store.dead(len(event_ids), event_ids=event_ids)}
+    for event_id in event_ids:
+        if event_id not in found:
+            raise ConfigError(f"no dead row has the event id {event_id!r}")
 
 
 @contextmanager

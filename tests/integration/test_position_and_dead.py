@@ -77,6 +77,13 @@ def test_dead_rows_are_listed_shown_retried_and_discarded(shop: Harness) -> None
     assert json.loads(shown["payload"]) == {"n": 1}
 
     assert shop.run("dead", "retry").wait() == 2
+    for command in ("retry", "discard"):
+        refused = shop.run("dead", command, "nobody", *["--yes"] * (command == "discard"))
+        assert refused.wait() == 2
+        assert "no dead row has the event id 'nobody'" in refused.text()
+    refused = shop.run("dead", "discard", first)
+    assert refused.wait() == 2
+    assert "--yes" in refused.text()
     assert shop.run("dead", "retry", first).wait() == 0
     assert (shop.count(0), shop.count(2)) == (1, 1)
     assert shop.compensate()["sent"] == 1
