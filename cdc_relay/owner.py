@@ -209,7 +209,7 @@ class Owner:
             reason = reason or "the relay polled the table before: there is no position"
         position: Position = source.current()
         if last is not None and not reason:
-            if last.position.is_beyond(position):
+            if last.position.is_beyond(position) and not last.position.needs_gtids:
                 raise PositionLostError(
                     f"the checkpoint is at {last.position}, but the server's log ends at "
                     f"{position}: its binary logs have begun anew"

@@ -226,6 +226,12 @@ class Position:
             return False
         return (file_number(self.file), self.offset) >= (file_number(other.file), other.offset)
 
+    @property
+    def needs_gtids(self) -> bool:
+        """Whether no dump can start here: it has none, and its offset takes more than the 32 bits
+        of the dump command."""
+        return self.gtids is None and self.offset > 0xFFFFFFFF
+
     def is_beyond(self, end: Position) -> bool:
         """Whether this position lies behind ``end``, the end of the log on the same server: its
         logs have begun anew since then (RESET, a restored copy). The same GTIDs may stand for

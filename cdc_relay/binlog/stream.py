@@ -319,13 +319,19 @@ class BinlogSource:
             raise PositionLostError(
                 f"the checkpoint is from {start.flavor}, this server is {server.flavor}"
             )
+        by_gtid = start.gtids is not None and server.gtid
         if start.server == server.identity:
+            if start.offset > _MAX_32_BITS and not by_gtid:
+                raise SourceError(
+                    f"position {start.file}:{start.offset} lies beyond 4 GiB, where the protocol "
+                    "cannot start by offset; with gtid_mode=ON the relay resumes by GTID instead"
+                )
             # GTIDs do not tell: after RESET they are given anew from 1.
             if start.is_beyond(server.position):
                 raise _begun_anew(start, server.position)
             if start.born and self._begun(start.file) not in (0, start.born):
                 raise _begun_anew(start)
-        if start.gtids is not None and server.gtid:
+        if start.gtids is not None and by_gtid:
             if server.flavor == "mariadb":
                 return None, MariaGtidPosition(start.gtids)
             wanted = GtidSet(start.gtids)
@@ -339,11 +345,6 @@ class BinlogSource:
             raise PositionLostError(
                 f"the checkpoint is from server {start.server}, this is {server.identity}, and "
                 "without GTIDs a file and offset mean nothing on another server"
-            )
-        if start.offset > _MAX_32_BITS:
-            raise SourceError(
-                f"position {start.file}:{start.offset} lies beyond 4 GiB, where the protocol "
-                "cannot start by offset; with gtid_mode=ON the relay resumes by GTID instead"
             )
         # Where GTIDs were switched on since the checkpoint, file and offset go on to serve: a set
         # that begins in the middle would ask for everything before it again.
