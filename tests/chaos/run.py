@@ -385,6 +385,12 @@ class Run:
         if code != 0:
             stuck += 1
             self._say(f"start --until-current ended with {code}")
+        if self.plan.mark == "none" and not self._waiting() <= allowed.keys():
+            # The backlog held rows that were parked only now: what waits is known from here on.
+            self._start_relay(0)
+            with suppress(AssertionError):
+                self._drain(allowed, hidden)
+            self._relays[0].terminate()
         if hidden and self.plan.mark != "none":
             self._shop.compensate()
         self._say("comparing")

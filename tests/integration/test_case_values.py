@@ -343,6 +343,8 @@ def test_zero_dates(shop: Harness) -> None:
         assert "occurred_at" not in message.headers
         assert message.timestamp_ms > before.timestamp() * 1000
     assert streamed[3].headers["occurred_at"] == b"2024-05-05T05:05:05.500000Z"
+    # A living relay would see to rows with a time for the next try itself.
+    assert relay.terminate() == 0
     shop.database.sql(f"UPDATE {table} SET status = 0")
     process = shop.spawn("compensate", "--older-than", "10m", "--json")
     assert process.wait() == 0
@@ -351,7 +353,6 @@ def test_zero_dates(shop: Harness) -> None:
     assert [(m.key, m.value, m.headers) for m in again] == [
         (m.key, m.value, m.headers) for m in streamed
     ]
-    assert relay.terminate() == 0
 
 
 # --- ENUM and SET ---------------------------------------------------------------------------------
