@@ -254,6 +254,9 @@ class IdempotentSink:
         delivery._flying = 0
         delivery._later = False
         warm, cold = self._warm, set[tuple[str, bytes]]()
+        # A partition may become warm in the middle of this walk (reports are served while the
+        # queue is full); a key of which something was passed over still waits for the next one.
+        passed: set[tuple[str, bytes]] = set()
         behind: dict[tuple[str, bytes], int] = {}
         for index in sorted(delivery.refused, reverse=True):
             behind[records[index].topic, records[index].key] = index
@@ -264,9 +267,12 @@ class IdempotentSink:
             if behind and behind.get((record.topic, record.key), index) < index:
                 delivery._refuse(index, "behind a refused record of its key")
                 continue
+            if passed and (record.topic, record.key) in passed:
+                continue
             if not warm.has(record):
                 key = (record.topic, record.key)
                 if key in cold:
+                    passed.add(key)
                     delivery._later = True
                     continue
                 cold.add(key)
