@@ -36,6 +36,15 @@ _OUTDATED: Final = frozenset(
         KafkaError._STATE,
     )
 )
+# A cluster answers so for a moment, when it has never had a group or a broker has just started.
+_SETTLING: Final = frozenset(
+    (
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    )
+)
+_SETTLING_S: Final = 5.0
 
 
 def group_name(relay: str) -> str:
@@ -48,13 +57,18 @@ def members(settings: Settings, timeout: float = 10.0) -> int:
     does not exist. Raises ``SinkError`` when Kafka does not tell."""
     admin = create(AdminClient, base_config(settings, f"cdc-relay-{settings.name}-admin"))
     group = group_name(settings.name)
-    try:
-        described = admin.describe_consumer_groups([group], request_timeout=timeout)[group].result()
-    except KafkaException as error:
-        if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
-            return 0
-        raise sink_error(error, settings, f"cannot describe the group {group}") from None
-    return len(described.members)
+    deadline = time.monotonic() + min(timeout, _SETTLING_S)
+    while True:
+        asked = admin.describe_consumer_groups([group], request_timeout=timeout)
+        try:
+            return len(asked[group].result().members)
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code == KafkaError.GROUP_ID_NOT_FOUND:
+                return 0
+            if code not in _SETTLING or time.monotonic() > deadline:
+                raise sink_error(error, settings, f"cannot describe the group {group}") from None
+        time.sleep(0.2)
 
 
 class Membership:

@@ -206,7 +206,8 @@ def test_a_hanging_dump_connection_turns_it_red_and_green_again(
     shop.ins("b")
     proxy.restore()
     shop.until(web.healthy, 60)
-    shop.until(web.ready, 60)
+    # A look at the table that was under way has to give up first (120 s without an answer).
+    shop.until(web.ready, 150)
     shop.wait_sent(2)
     assert process.running
 
