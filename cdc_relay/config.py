@@ -31,8 +31,10 @@ from pydantic import (
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from cdc_relay.cloudevents import PayloadKind
 from cdc_relay.errors import ConfigError
 from cdc_relay.outbox import DEFAULT_TABLE
+from cdc_relay.router import Router, check_template
 
 ENV_PREFIX: Final = "CDC_RELAY_"
 _KAFKA_ENV_PREFIX: Final = "CDC_RELAY_KAFKA_"
@@ -307,8 +309,6 @@ class Settings(BaseModel):
     @field_validator("topic")
     @classmethod
     def _check_topic(cls, value: str) -> str:
-        from cdc_relay.router import check_template
-
         check_template(value)
         return value
 
@@ -361,6 +361,10 @@ class Settings(BaseModel):
     def silence(self) -> float:
         """Seconds of silence that turn /healthz red."""
         return self.health_timeout or self.read_timeout + self.heartbeat
+
+    def router(self, payload_kind: PayloadKind) -> Router:
+        """The router of rows whose payload column is of that kind."""
+        return Router(self.topic, payload_kind, self.format, self.cloudevents_source)
 
     def schema_and_table(self) -> tuple[str, str]:
         """Schema and table; the schema is the URL's where ``table`` names none."""

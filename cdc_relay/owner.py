@@ -209,7 +209,9 @@ class Owner:
             reason = reason or "the relay polled the table before: there is no position"
         position: Position = source.current()
         if last is not None and not reason:
-            if last.position.is_beyond(position) and not last.position.needs_gtids:
+            beyond = last.position.is_beyond(position)
+            # Too far for a dump without GTIDs is said in its own words, by the source.
+            if beyond and (last.position.gtids is not None or not last.position.is_far):
                 raise PositionLostError(
                     f"the checkpoint is at {last.position}, but the server's log ends at "
                     f"{position}: its binary logs have begun anew"

@@ -11,7 +11,7 @@ base, "Global Transaction ID".
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from struct import pack
 from typing import Any, Final, Literal, Self
@@ -227,10 +227,10 @@ class Position:
         return (file_number(self.file), self.offset) >= (file_number(other.file), other.offset)
 
     @property
-    def needs_gtids(self) -> bool:
-        """Whether no dump can start here: it has none, and its offset takes more than the 32 bits
-        of the dump command."""
-        return self.gtids is None and self.offset > 0xFFFFFFFF
+    def is_far(self) -> bool:
+        """Whether the offset takes more than the 32 bits of the dump command: only GTIDs resume
+        here."""
+        return self.offset > 0xFFFFFFFF
 
     def is_beyond(self, end: Position) -> bool:
         """Whether this position lies behind ``end``, the end of the log on the same server: its
@@ -295,10 +295,7 @@ class Position:
             str(value["file"]),
             int(value["offset"]),
             gtids,
-            {
-                xid: tuple(i for first, last in ranges for i in range(first, last + 1))
-                for xid, ranges in value.get("prepared", {}).items()
-            },
+            {xid: tuple(from_runs(ranges)) for xid, ranges in value.get("prepared", {}).items()},
             int(value.get("born", 0)),
             (str(partial[0]), int(partial[1])) if partial else None,
         )
@@ -317,6 +314,11 @@ def runs(ids: Iterable[int]) -> list[list[int]]:
         else:
             result.append([row_id, row_id])
     return result
+
+
+def from_runs(pairs: Iterable[Sequence[int]]) -> list[int]:
+    """The ids again."""
+    return [row_id for first, last in pairs for row_id in range(first, last + 1)]
 
 
 def file_number(file: str) -> int:

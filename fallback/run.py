@@ -20,7 +20,6 @@ from cdc_relay.errors import (
     SourceUnavailableError,
 )
 from cdc_relay.kafka.passes import record_pass
-from cdc_relay.router import Router
 from cdc_relay.signals import stop_on_signal
 from cdc_relay.store import Store
 
@@ -69,9 +68,7 @@ def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summa
             store.check_update()
             compensator = Compensator(
                 store,
-                Router(
-                    settings.topic, shape.payload_kind, settings.format, settings.cloudevents_source
-                ),
+                settings.router(shape.payload_kind),
                 WithRelay(settings, store, stop.is_set, force=force),
                 older_than_s=settings.older_than,
                 batch=settings.batch,

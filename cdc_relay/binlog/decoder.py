@@ -21,7 +21,7 @@ from mypy_extensions import i64
 from cdc_relay.binlog.rows import Layout, UnreadRow, decode_rows
 from cdc_relay.errors import DecodeError
 from cdc_relay.outbox import OutboxEvent
-from cdc_relay.position import GtidSet, MariaGtidPosition
+from cdc_relay.position import GtidSet, MariaGtidPosition, file_number
 
 # Event types.
 QUERY: Final = 2
@@ -708,8 +708,8 @@ class Decoder:
             # What a crash of the server left open at the end of the last file was never committed.
             self._open = []
             self._overflow = False
+            self._begin_group()
             self._gno = 0
-            self._maria = None
             self._born = _u32(buf, start)
             if self.commit_file == self.file and self.commit_born != self._born:
                 self.commit_born = self._born
@@ -813,18 +813,10 @@ class Decoder:
         if not made_up:
             if not self._in_transaction:
                 self._here()
-        elif self._offset == 4 and _number(name) > _number(self.commit_file):
-            # The file before ended without a rotate event: the server has crashed, and what was
-            # open at its end was never committed.
-            self._open = []
-            self._overflow = False
-            self._begin_group()
-            self._gno = 0
+        elif self._offset == 4 and file_number(name) > file_number(self.commit_file):
+            # The file before ended without a rotate event: the server has crashed. (What was open
+            # at its end is dropped by the description that follows.)
             self._here()
-
-
-def _number(file: str) -> int:
-    return int(file.rpartition(".")[2] or 0)
 
 
 def _varlen(buf: bytes, pos: i64) -> tuple[int, i64]:

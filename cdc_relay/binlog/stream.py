@@ -63,7 +63,6 @@ _READ_SIZE: Final = 256 * 1024
 _TLS_RECORD: Final = 16 * 1024
 _TLS_READ_SIZE: Final = 128 * 1024
 _LOOK_AT_LEAST_S: Final = 2.0
-_MAX_32_BITS: Final = 0xFFFFFFFF
 
 # Server errors that end a dump and mean that the position is gone, not the server (error 1236,
 # ER_SOURCE_FATAL_ERROR_READING_BINLOG, carries every such case in its text).
@@ -321,7 +320,7 @@ class BinlogSource:
             )
         by_gtid = start.gtids is not None and server.gtid
         if start.server == server.identity:
-            if start.offset > _MAX_32_BITS and not by_gtid:
+            if start.is_far and not by_gtid:
                 raise SourceError(
                     f"position {start.file}:{start.offset} lies beyond 4 GiB, where the protocol "
                     "cannot start by offset; with gtid_mode=ON the relay resumes by GTID instead"
@@ -412,7 +411,7 @@ class BinlogSource:
     def _follow(self, sock: socket.socket, decoder: Decoder, base: Position) -> Iterator[Batch]:
         """Read large chunks, feed them, hand on what is committed."""
         last_given = time.monotonic()
-        watch = _Watch(self.current, max(self._heartbeat, _LOOK_AT_LEAST_S))
+        watch = _Watch(self.current, base, max(self._heartbeat, _LOOK_AT_LEAST_S))
         sock.settimeout(self._read_timeout)
         packets = Packets(sock, self._receive)
         while not self._stopped.is_set():
@@ -439,7 +438,7 @@ class BinlogSource:
                     return
                 if stopped == NOTHING and not packets.has_whole():
                     break
-            watch.look(base.at(decoder.file, decoder.offset(), None))
+            watch.look(decoder.file, decoder.offset())
 
     def _payload(self, packets: Packets, decoder: Decoder, base: Position) -> Iterator[Batch]:
         """Unpack a compressed transaction piece by piece: neither its packed nor its unpacked
@@ -558,21 +557,23 @@ class _Watch:
     """Notices a dump that goes on with heartbeats only, although the log does not stand still: the
     server follows files that RESET has taken away, for ever."""
 
-    def __init__(self, current: Callable[[], Position], pause: float) -> None:
+    def __init__(self, current: Callable[[], Position], base: Position, pause: float) -> None:
+        """``base``: any place on the server of the dump."""
         self._current = current
+        self._base = base
         self._pause = pause
         self._next = time.monotonic() + pause
-        self._place: Position | None = None
+        self._place: tuple[str, int] | None = None
         self._end: Position | None = None
         self._moves = 0
 
-    def look(self, place: Position) -> None:
-        """Take notice of the dump's ``place``; asks for the end of the log where it stands still.
+    def look(self, file: str, offset: int) -> None:
+        """Take notice of the dump's place; asks for the end of the log where it stands still.
         Raises ``PositionLostError`` or, where a new dump may do better,
         ``SourceUnavailableError``."""
         now = time.monotonic()
-        if place != self._place:
-            self._place, self._end, self._moves = place, None, 0
+        if (file, offset) != self._place:
+            self._place, self._end, self._moves = (file, offset), None, 0
             self._next = now + self._pause
         if now < self._next:
             return
@@ -582,6 +583,7 @@ class _Watch:
         except SourceUnavailableError as error:
             log.debug("the end of the log is not known now", reason=str(error))
             return
+        place = self._base.at(file, offset, None)
         if end.server != place.server:
             return
         if place.is_beyond(end):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from typing import Final
 
 import click
 
@@ -13,10 +12,9 @@ from cdc_relay.audit import Audit, Report, name_samples
 from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
 from cdc_relay.cli.times import microseconds, moment, opened
 from cdc_relay.config import Settings
+from cdc_relay.errors import RowsFailingError
 from cdc_relay.kafka.reader import Read, Reader
 from cdc_relay.resend import resend
-
-_ROWS_FAILING: Final = 6
 
 
 @click.command(
@@ -79,7 +77,7 @@ def command(
             if resend_missing and audit.missing_ids:
                 report.resent = resend(settings, store, router, sorted(audit.missing_ids))
         name_samples(report, store)
-    code = _ROWS_FAILING if report.lost else 0
+    code = RowsFailingError.exit_code if report.lost else 0
     if as_json:
         fields = {"since_us": begin, "until_us": end, **report.as_dict(), "exit_code": code}
         click.echo(json.dumps(fields, ensure_ascii=False))

@@ -28,7 +28,6 @@ from cdc_relay.outbox import OutboxEvent
 from cdc_relay.owner import Owner
 from cdc_relay.polling import PollingSource
 from cdc_relay.preflight import check_server
-from cdc_relay.router import Router
 from cdc_relay.store import Store
 from cdc_relay.vitals import Reading, Vitals
 
@@ -97,9 +96,7 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
                 if polling
                 else binlog_source(settings, shape, store, idle_interval, vitals.reading)
             ),
-            Router(
-                settings.topic, shape.payload_kind, settings.format, settings.cloudevents_source
-            ),
+            settings.router(shape.payload_kind),
             store,
             vitals,
         )

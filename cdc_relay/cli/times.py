@@ -50,9 +50,6 @@ def opened(settings: Settings) -> Iterator[tuple[Store, Router]]:
     try:
         with connected(pool) as connection:
             shape = describe_table(connection, settings)
-        router = Router(
-            settings.topic, shape.payload_kind, settings.format, settings.cloudevents_source
-        )
-        yield Store(pool, shape), router
+        yield Store(pool, shape), settings.router(shape.payload_kind)
     finally:
         pool.dispose()

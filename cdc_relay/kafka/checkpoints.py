@@ -34,7 +34,7 @@ from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, SinkUnavailableError
 from cdc_relay.kafka.client import base_config, create, sink_error, text
 from cdc_relay.kafka.owed import NOTHING_OWED, Owed
-from cdc_relay.position import Position, runs
+from cdc_relay.position import Position, from_runs, runs
 from cdc_relay.router import Record
 
 log = structlog.get_logger(__name__)
@@ -141,10 +141,7 @@ class Checkpoint:
                 Position.from_json(until) if until else None,
                 str(head.get("anchor", "")),
                 head["time"],
-                tuple(
-                    (kind, key, [n for first, last in found for n in range(first, last + 1)])
-                    for kind, key, found in head.get("held", ())
-                ),
+                tuple((kind, key, from_runs(found)) for kind, key, found in head.get("held", ())),
                 "polling" if head.get("source") == "polling" else "binlog",
             )
         except KeyError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import (
@@ -134,20 +135,12 @@ class Reader:
                 raise SinkError(f"cannot read {message.topic()}: {text(error)}")
         return batch
 
-    def _errors(self, doing: str) -> Any:
-        return _Errors(self._settings, doing)
-
-
-class _Errors:
-    def __init__(self, settings: Settings, doing: str) -> None:
-        self._settings, self._doing = settings, doing
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
-        if isinstance(error, KafkaException):
-            raise sink_error(error, self._settings, self._doing) from None
+    @contextmanager
+    def _errors(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except KafkaException as error:
+            raise sink_error(error, self._settings, doing) from None
 
 
 def _read(message: Any) -> Read:
