@@ -243,7 +243,9 @@ class BinlogSource:
         sock = getattr(connection, "_sock", None)
         if sock is not None:
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                # Not SSLSocket's own: that drops the cipher, and the thread that reads would take
+                # what is still on its way for plain bytes of the log.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def batches(self, start: Position) -> Iterator[Batch]:
         """Yield batches from ``start`` on, until ``stop``. Blocks while the log is quiet."""

@@ -207,7 +207,8 @@ def in_process(shop: Harness) -> Iterator[Owner]:
             owner.stop()
             thread.join(40)
             assert not thread.is_alive()
-        assert not failures, failures
+            if failures:
+                raise failures[0]
     finally:
         pool.dispose()
 

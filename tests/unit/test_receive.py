@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -154,3 +155,23 @@ def test_silence_counts_as_death_after_the_read_timeout(
         left -= len(short._receive(client))
     with pytest.raises(SourceUnavailableError, match=r"nothing was heard for 0\.2 s"):
         short._receive(client)
+
+
+def test_what_comes_after_a_stop_is_still_deciphered(
+    ends: tuple[ssl.SSLSocket, ssl.SSLSocket],
+) -> None:
+    """The thread that reads may be behind: it must never take cipher for the log's bytes."""
+    server, client = ends
+    client.settimeout(10)
+    data = b"x" * (4 * _RECORD)
+    server.sendall(data)
+    client.recv(1)  # so that the rest is here, in the kernel
+    stopped = source()
+    stopped._connection = SimpleNamespace(_sock=client)
+    stopped.stop()
+    found = b""
+    with pytest.raises(SourceUnavailableError):
+        while len(found) < 2 * len(data):
+            found += stopped._receive(client)
+    assert set(found) <= {ord("x")}
+    assert len(found) < len(data)
