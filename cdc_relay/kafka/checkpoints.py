@@ -148,7 +148,11 @@ class Checkpoint:
             raise UnreadableCheckpointError(
                 f"the checkpoint cannot be read: it has no {error}"
             ) from None
-        except (AttributeError, RecursionError, TypeError, ValueError, struct.error) as error:
+        except (AttributeError, RecursionError, TypeError):
+            raise UnreadableCheckpointError(
+                "the checkpoint cannot be read: it has not the form of one"
+            ) from None
+        except (ValueError, struct.error) as error:
             raise UnreadableCheckpointError(f"the checkpoint cannot be read: {error}") from None
 
 

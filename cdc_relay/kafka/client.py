@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -11,8 +12,29 @@ from confluent_kafka import KafkaError, KafkaException
 from cdc_relay.config import Settings
 from cdc_relay.errors import ConfigError, SinkError, SinkUnavailableError
 
+_REPEAT_S: Final = 30.0
+
+
+class Repeats:
+    """Lets a line of the client library through once in 30 s: it repeats each failure with every
+    try, many times a second where a name does not resolve."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, float] = {}
+
+    def __call__(self, line: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        words = re.sub(r"\(after [^)]*\)", "", line.getMessage())
+        if now - self._said.get(words, -_REPEAT_S) < _REPEAT_S:
+            return False
+        self._said = {text: when for text, when in self._said.items() if now - when < _REPEAT_S}
+        self._said[words] = now
+        return True
+
+
 # librdkafka's own lines go through the standard library's logging, so that they look like ours.
 _logger = logging.getLogger("librdkafka")
+_logger.addFilter(Repeats())
 # What a refused batch and every start of a producer say about the property by which none is
 # overtaken (sink.py): nothing that an operator could act on.
 _logger.addFilter(lambda line: re.search("enable.gapless|gap-less", line.getMessage()) is None)
