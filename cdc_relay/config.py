@@ -113,6 +113,9 @@ class Settings(BaseModel):
     kafka: Mapping[str, str] = Field(
         default_factory=dict, description="librdkafka properties, passed through."
     )
+    kafka_password_file: Path | None = Field(
+        None, description="File that holds Kafka's password, instead of sasl.password."
+    )
     name: str = Field(
         "outbox",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
@@ -324,15 +327,26 @@ class Settings(BaseModel):
         """The database URL with the driver that all of ours use and the password filled in."""
         url = make_url(self.database_url).set(drivername="mysql+pymysql")
         if self.database_password_file is not None:
-            try:
-                password = self.database_password_file.read_text().rstrip("\r\n")
-            except OSError as error:
-                raise ConfigError(
-                    f"database_password_file: cannot read {self.database_password_file}: "
-                    f"{error.strerror}"
-                ) from None
-            url = url.set(password=password)
+            url = url.set(password=self._secret("database_password_file"))
         return url
+
+    def kafka_password(self) -> dict[str, str]:
+        """The librdkafka property of ``kafka_password_file``, read anew; empty without one."""
+        if self.kafka_password_file is None:
+            return {}
+        return {"sasl.password": self._secret("kafka_password_file")}
+
+    def _secret(self, field: str) -> str:
+        """What the file of that setting holds, without the end of its line."""
+        file: Path = getattr(self, field)
+        try:
+            found = file.read_text().rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise ConfigError(f"{field}: cannot read {file}: {reason}") from None
+        if not found:
+            raise ConfigError(f"{field}: {file} is empty")
+        return found
 
     def http_address(self) -> tuple[str, int] | None:
         """Host and port to serve HTTP on; None where nothing is served."""
@@ -342,15 +356,7 @@ class Settings(BaseModel):
         """The token that the page asks for; empty where there is none."""
         token = self.http_token
         if self.http_token_file is not None:
-            try:
-                token = self.http_token_file.read_text().strip()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = getattr(error, "strerror", None) or "it is not text"
-                raise ConfigError(
-                    f"http_token_file: cannot read {self.http_token_file}: {reason}"
-                ) from None
-            if not token:
-                raise ConfigError(f"http_token_file: {self.http_token_file} is empty")
+            token = self._secret("http_token_file").strip()
         if token and len(token) < _SHORTEST_TOKEN:
             raise ConfigError(
                 f"http_token has {len(token)} characters: it takes {_SHORTEST_TOKEN} at least "

@@ -32,7 +32,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, SinkUnavailableError
-from cdc_relay.kafka.client import base_config, create, sink_error, text
+from cdc_relay.kafka.client import Complaints, base_config, create, sink_error, text
 from cdc_relay.kafka.owed import NOTHING_OWED, Owed
 from cdc_relay.position import Position, from_runs, runs
 from cdc_relay.router import Record
@@ -159,7 +159,9 @@ class Checkpoint:
 def ensure_topic(settings: Settings, timeout: float = 15.0, *, fallback: bool = False) -> None:
     """Create the checkpoint topic (that of the passes, where ``fallback``) if it is not there.
     Raises ``SinkError`` if it cannot be."""
-    admin = create(AdminClient, base_config(settings, f"cdc-relay-{settings.name}-admin"))
+    complaints = Complaints()
+    config = base_config(settings, f"cdc-relay-{settings.name}-admin")
+    admin = create(AdminClient, {**config, "error_cb": complaints})
     topic = fallback_topic(settings.name) if fallback else topic_name(settings.name)
     shards = 1 if fallback else settings.shards
     new = NewTopic(topic, num_partitions=shards, replication_factor=-1, config=_TOPIC_CONFIG)
@@ -170,7 +172,8 @@ def ensure_topic(settings: Settings, timeout: float = 15.0, *, fallback: bool = 
         return _check_policy(admin, topic)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise sink_error(error, settings, f"cannot describe topic {topic}") from None
+            reason = complaints.behind(error, admin)
+            raise sink_error(reason, settings, f"cannot describe topic {topic}") from None
     try:
         admin.create_topics([new], operation_timeout=timeout, request_timeout=timeout)[
             topic
@@ -228,10 +231,12 @@ def last_value(
 ) -> bytes | None:
     """Return the last committed value of ``key`` in a partition, or None where there is none (no
     such topic included); as ``read_last``."""
+    complaints = Complaints()
     consumer = create(
         Consumer,
         {
             **base_config(settings, f"cdc-relay-{settings.name}-checkpoints"),
+            "error_cb": complaints,
             # Assigned by hand; the group is never joined and no offset is committed.
             "group.id": f"cdc-relay.{settings.name}.reader",
             "enable.auto.commit": False,
@@ -262,7 +267,8 @@ def last_value(
             KafkaError._UNKNOWN_PARTITION,
         ):
             return None
-        raise sink_error(error, settings, f"cannot read {topic}") from None
+        reason = complaints.behind(error, consumer)
+        raise sink_error(reason, settings, f"cannot read {topic}") from None
     finally:
         consumer.close()
 

@@ -51,6 +51,7 @@ def base_config(settings: Settings, client_id: str) -> dict[str, Any]:
         "socket.timeout.ms": int(min(10.0, settings.transaction_timeout) * 1000),
         "reconnect.backoff.max.ms": 1000,
         **settings.kafka,
+        **settings.kafka_password(),
         "bootstrap.servers": settings.kafka_bootstrap,
     }
 
@@ -85,6 +86,24 @@ _SILENT: Final = (
     KafkaError._RESOLVE,
     KafkaError._TIMED_OUT,
 )
+
+
+class Complaints:
+    """The ``error_cb`` of a client whose calls only time out where a login or a name is wrong:
+    remembers what was wrong."""
+
+    def __init__(self) -> None:
+        self._last: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        if error.code() in _FINAL or error.code() == KafkaError._RESOLVE:
+            self._last = error
+
+    def behind(self, error: KafkaException, client: Any) -> KafkaError:
+        """Why a call failed: what the client has said by now, or the error itself."""
+        client.poll(0)  # hands out what it has to say
+        own: KafkaError = error.args[0]
+        return self._last if self._last is not None and own.code() in _SILENT else own
 
 
 def sink_error(error: KafkaError | KafkaException, settings: Settings, doing: str) -> SinkError:

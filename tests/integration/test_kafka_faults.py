@@ -37,7 +37,6 @@ from cdc_relay.database import connected, describe_table, engine
 from cdc_relay.owner import Owner
 from cdc_relay.router import Router
 from cdc_relay.store import Store
-from dev.broker import Broker
 from dev.kafka import Kafka
 from dev.mysql import MySQL
 from tests.support.brokers import ProxiedKafka, QuickKafka, console_producer
@@ -501,55 +500,6 @@ def test_header_values_of_every_kind_are_the_same_on_both_ways(
     assert [message._replace(offset=0) for message in messages[:2]] == [
         message._replace(offset=0) for message in messages[2:]
     ]
-
-
-# --- logging in -----------------------------------------------------------------------------------
-
-
-class TokenKafka(ProxiedKafka):
-    """The proxied listener takes OAUTHBEARER tokens, Kafka's own unsecured ones."""
-
-    def settings(self, broker: Broker) -> dict[str, str]:
-        ours = super().settings(broker)
-        listeners = ours["listener.security.protocol.map"]
-        login = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
-        return {
-            **ours,
-            "listener.security.protocol.map": listeners.replace(
-                "PROXIED:PLAINTEXT", "PROXIED:SASL_PLAINTEXT"
-            ),
-            "sasl.enabled.mechanisms": "OAUTHBEARER",
-            "listener.name.proxied.oauthbearer.sasl.jaas.config": (
-                f'{login} required unsecuredLoginStringClaim_sub="broker";'
-            ),
-        }
-
-
-@BOTH
-def test_a_token_is_renewed_while_the_relay_is_idle(
-    delivery: str, mysql: Database, make: MakeShop, tmp_path: Path
-) -> None:
-    with TokenKafka(tmp_path / "tokens", die_with_parent=True) as broker:
-        shop = make(mysql, broker.bootstrap, DELIVERY=delivery)
-        shop.create_topic()
-        relay = shop.relay(
-            KAFKA_BOOTSTRAP=broker.proxied,
-            KAFKA_SECURITY_PROTOCOL="SASL_PLAINTEXT",
-            KAFKA_SASL_MECHANISMS="OAUTHBEARER",
-            KAFKA_ENABLE_SASL_OAUTHBEARER_UNSECURE_JWT="true",
-            KAFKA_SASL_OAUTHBEARER_CONFIG="principal=relay lifeSeconds=5",
-        )
-        shop.ins("a", {"n": 0})
-        shop.wait_sent(1)
-        # Idle for longer than two tokens live; then every connection has to log in again.
-        time.sleep(11)
-        broker.proxy.cut()
-        broker.proxy.mend()
-        shop.ins("a", {"n": 1})
-        shop.wait_sent(2, 20)
-        assert relay.terminate() == 0, relay.text()
-        assert in_order(shop) == {"a": [0, 1]}
-        assert len(shop.messages()) == 2
 
 
 # --- the checkpoint topic -------------------------------------------------------------------------
