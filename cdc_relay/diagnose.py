@@ -51,6 +51,10 @@ class Picture:
     members: int = 0
     """Relays of the name that run."""
     checkpoint_age_s: float | None = None
+    pass_age_s: float | None = None
+    """When the compensator's last pass ended; None where none has left a record."""
+    pass_error: str = ""
+    """Why it failed; empty where it did not."""
 
     def rows(self, status: int, *, tries: range | None = None) -> int:
         return sum(group.rows for group in self._of(status, tries))
@@ -173,15 +177,8 @@ def _relay(picture: Picture, older_than_s: float, schedule_s: float) -> list[Dia
             )
         )
     if oldest > older_than_s + 2 * schedule_s:
-        found.append(
-            Diagnosis(
-                "no_compensator",
-                f"{waiting}, so no compensator has passed for more than two schedules: the CronJob "
-                "is suspended, or its image cannot be pulled",
-                "cdc-relay compensate",
-            )
-        )
-    elif picture.members and not found:
+        found += _passes(picture, waiting, schedule_s)
+    if picture.members and not found:
         found.append(
             Diagnosis(
                 "missed",
@@ -192,6 +189,31 @@ def _relay(picture: Picture, older_than_s: float, schedule_s: float) -> list[Dia
             )
         )
     return found
+
+
+def _passes(picture: Picture, waiting: str, schedule_s: float) -> list[Diagnosis]:
+    """Why rows are old enough for a pass that should have been."""
+    age = picture.pass_age_s
+    if age is None or age > 2 * schedule_s:
+        last = "none has left a record" if age is None else f"the last one was {age:.0f} s ago"
+        return [
+            Diagnosis(
+                "no_compensator",
+                f"{waiting}, and no compensator has passed for more than two schedules ({last}): "
+                "the CronJob is suspended, or its image cannot be pulled",
+                "cdc-relay compensate",
+            )
+        ]
+    if picture.pass_error:
+        return [
+            Diagnosis(
+                "pass_failed",
+                f"{waiting}, and the compensator's last pass, {age:.0f} s ago, failed: "
+                f"{picture.pass_error}",
+                "cdc-relay doctor",
+            )
+        ]
+    return []
 
 
 def _refusals(picture: Picture) -> list[Diagnosis]:

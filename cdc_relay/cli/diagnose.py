@@ -59,6 +59,7 @@ def command(settings: Settings, schedule: float, keep: float, as_json: bool) -> 
             "groups": groups,
             "members": None if picture.kafka_error else picture.members,
             "checkpoint_age_s": picture.checkpoint_age_s,
+            "pass_age_s": picture.pass_age_s,
             "kafka_error": picture.kafka_error or None,
             "findings": [one.as_dict() for one in found],
         }
@@ -78,14 +79,25 @@ def _picture(settings: Settings) -> Picture:
         return replace(picture, kafka_error="kafka_bootstrap is not set")
     from cdc_relay.kafka.checkpoints import read_last
     from cdc_relay.kafka.membership import members
+    from cdc_relay.kafka.passes import last_pass
 
     try:
         alive = members(settings)
         last = read_last(settings, timeout=5.0)
+        passed = last_pass(settings, timeout=5.0) or {}
     except SinkError as error:
         return replace(picture, kafka_error=str(error))
-    age = None if last is None else max(0.0, time.time() - last.time)
-    return replace(picture, members=alive, checkpoint_age_s=age)
+    return replace(
+        picture,
+        members=alive,
+        checkpoint_age_s=_age(last.time if last is not None else None),
+        pass_age_s=_age(passed.get("time")),
+        pass_error=str(passed.get("error") or ""),
+    )
+
+
+def _age(at: float | None) -> float | None:
+    return None if at is None else max(0.0, time.time() - at)
 
 
 def _show(picture: Picture, found: list[Diagnosis]) -> None:

@@ -56,6 +56,12 @@ def test_what_diagnose_names_next_is_a_command(shop: Harness) -> None:
     assert found["no_compensator"]["next"] == "cdc-relay compensate"
     assert shop.run("compensate", "--older-than", "10m").wait() == 0
     assert list(diagnosis(shop)) == ["well"]
+    # Passes come, as the last one's record says: they are not what is wrong.
+    shop.ins("a")
+    shop.database.sql(
+        "UPDATE outbox_event SET created_at = UTC_TIMESTAMP(6) - INTERVAL 1 HOUR WHERE status = 0"
+    )
+    assert list(diagnosis(shop)) == ["no_relay"]
 
 
 def test_status_is_watched(mysql_shop: Harness) -> None:

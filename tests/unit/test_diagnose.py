@@ -31,6 +31,18 @@ PICTURES = {
         Picture(late(3000), members=1, checkpoint_age_s=1),
         ["no_compensator"],
     ),
+    "the last pass was long ago": (
+        Picture(late(3000), members=1, checkpoint_age_s=1, pass_age_s=2000),
+        ["no_compensator"],
+    ),
+    "passes come, and fail": (
+        Picture(late(3000), members=1, checkpoint_age_s=90, pass_age_s=60, pass_error="no grant"),
+        ["relay_stuck", "pass_failed"],
+    ),
+    "passes come, and leave the rows": (
+        Picture(late(3000), members=1, checkpoint_age_s=1, pass_age_s=60),
+        ["missed"],
+    ),
     "kafka away": (Picture(late(60), kafka_error="no answer"), ["kafka_away"]),
     "a payload at fault": (
         Picture([Group(PENDING, 5, 5, 900)], failing=[TOO_LARGE], members=1),
