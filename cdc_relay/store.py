@@ -7,11 +7,8 @@ clock, in UTC. Errors are ``SourceError`` and ``SourceUnavailableError``, one li
 
 from __future__ import annotations
 
-import time
-import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
@@ -498,29 +495,6 @@ class Store:
             f" WHERE {condition} LIMIT {int(limit)}"
         )
         return [(str(kind), str(key)) for kind, key in self._read(sql)]
-
-    @contextmanager
-    def pass_lock(
-        self, timeout: float = 0.0, going_on: Callable[[], bool] = lambda: True
-    ) -> Iterator[bool]:
-        """Hold the lock of compensator passes on this table, by the server's named locks; False
-        where another pass holds it for longer than ``timeout`` seconds. It ends with its
-        connection, so a killed pass leaves none; no transaction is open meanwhile."""
-        # Names are limited to 64 characters.
-        name = f"cdc-relay.{zlib.crc32(self._table.encode()):08x}.compensator"
-        deadline = time.monotonic() + timeout
-        with database_errors(self._engine.url), self._engine.connect() as connection:
-            got = False
-            while not got:
-                wait = max(0.0, min(1.0, deadline - time.monotonic()))
-                [(got,)] = connection.exec_driver_sql("SELECT GET_LOCK(%s, %s)", (name, wait)).all()
-                if time.monotonic() >= deadline or not going_on():
-                    break
-            try:
-                yield bool(got)
-            finally:
-                if got:
-                    connection.exec_driver_sql("SELECT RELEASE_LOCK(%s)", (name,))
 
     def backlog(self) -> Backlog:
         """Count what is pending and dead. Reads those entries of the status index and one row, so

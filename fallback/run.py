@@ -25,10 +25,12 @@ from cdc_relay.store import Store
 
 from .compensator import Compensator, Summary
 from .coordination import WithRelay
+from .turns import Turns
 
 _IDLE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 30.0
-_LOCK_S: Final = 15.0
+# How long a pass waits for its turn: longer than the lease of one that is gone.
+_TURN_S: Final = 20.0
 # How often a loop says that it is there.
 _RECORD_S: Final = 60.0
 
@@ -52,7 +54,7 @@ def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summa
     alerts = Alerts.of(settings)
     database = engine(settings)
     summary = Summary()
-    alone = True
+    worked = True
     try:
         with stop_on_signal() as stop:
             with connected(database) as connection:
@@ -66,6 +68,7 @@ def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summa
                 tell=alerts.dead,
             )
             store.check_update()
+            turns = Turns(database, shape.quoted, lambda: not stop.is_set())
             compensator = Compensator(
                 store,
                 settings.router(shape.payload_kind),
@@ -73,19 +76,15 @@ def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summa
                 older_than_s=settings.older_than,
                 batch=settings.batch,
                 stop=stop,
+                turn_over=turns.over,
             )
             summary = compensator.summary
-            with (
-                store.pass_lock(_LOCK_S, lambda: not stop.is_set()) as alone,
-                closing(compensator),
-            ):
-                if not alone:
-                    log.warning("another pass is at work on this table: nothing to do for this one")
-                elif loop:
+            with closing(compensator):
+                if loop:
                     alerts.start()
-                    _run_passes(settings, compensator, stop, started)
+                    _run_passes(settings, compensator, turns, stop, started)
                 else:
-                    compensator.run_pass()
+                    worked = _run_once(compensator, turns)
     except CdcRelayError as error:
         summary.error, summary.exit_code = str(error), error.exit_code
     finally:
@@ -93,25 +92,47 @@ def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summa
         database.dispose()
     summary.seconds = time.monotonic() - started
     # Where Kafka failed the pass, it would not take the record either.
-    if alone and summary.exit_code != SinkError.exit_code:
+    if worked and summary.exit_code != SinkError.exit_code:
         record_pass(settings, summary.as_dict())
     return summary
 
 
+def _run_once(compensator: Compensator, turns: Turns) -> bool:
+    """One pass, in as many turns as others leave it; whether it had any."""
+    worked = False
+    while True:
+        with turns.take(_TURN_S) as mine:
+            if not mine:
+                log.warning("another pass is at work on this table: the rest is left to it")
+                return worked
+            compensator.run_pass()
+        worked = True
+        if not compensator.handed_over:
+            return True
+        log.info("another pass has its turn", sent=compensator.summary.sent)
+
+
 def _run_passes(
-    settings: Settings, compensator: Compensator, stop: threading.Event, started: float
+    settings: Settings,
+    compensator: Compensator,
+    turns: Turns,
+    stop: threading.Event,
+    started: float,
 ) -> None:
     pause = _IDLE_S
     recorded = float("-inf")
     while not stop.is_set():
         try:
-            if compensator.run_pass() == 0:
-                stop.wait(_IDLE_S)
-            pause = _IDLE_S
-            if time.monotonic() - recorded > _RECORD_S:
-                recorded = time.monotonic()
-                compensator.summary.seconds = recorded - started
-                record_pass(settings, compensator.summary.as_dict())
+            with turns.take(_TURN_S) as mine:
+                while mine and not stop.is_set() and not turns.over():
+                    if compensator.run_pass() == 0:
+                        stop.wait(_IDLE_S)
+                    pause = _IDLE_S
+                    if time.monotonic() - recorded > _RECORD_S:
+                        recorded = time.monotonic()
+                        compensator.summary.seconds = recorded - started
+                        record_pass(settings, compensator.summary.as_dict())
+                compensator.release()
         except (SinkUnavailableError, SourceUnavailableError) as error:
             pause = min(pause * 2, _LONGEST_PAUSE_S)
             log.warning("waiting", reason=str(error), next_try_s=pause)
