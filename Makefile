@@ -14,7 +14,7 @@ HOT := $(addprefix cdc_relay/binlog/,jsonb.py values.py rows.py decoder.py)
 # What ruff looks at; mypy's list is in pyproject.toml.
 CODE := .
 
-.PHONY: help venv up down demo test chaos page check lint bench docs fmt python
+.PHONY: help venv up down demo test chaos page check lint bench sbom docs fmt python
 
 help:  ## list the targets
 	@echo "cdc-relay: make TARGET"
@@ -53,6 +53,9 @@ lint: venv
 bench: venv  ## the figures of this machine, beside the stock library
 	@$(PYTHON) -m dev fetch
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+sbom: venv  ## bill of materials of an installation, in .sbom/; ARGS=--advisories asks about it
+	@$(BIN)/python -m dev.sbom .sbom $(ARGS)
 
 docs: venv  ## bring docs/configuration.md up to date with the settings
 	@$(BIN)/python -m tests.support.configuration_doc

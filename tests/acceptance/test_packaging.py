@@ -1,15 +1,21 @@
-"""The wheel, and what a service gets that installs it with SQLAlchemy alone."""
+"""The wheel, what an installation of it holds, and what a service gets that installs it with
+SQLAlchemy alone."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from dev import sbom
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("cdc_relay", "fallback", "writer")
@@ -84,3 +90,34 @@ def test_writer_works_where_only_sqlalchemy_is_installed(wheel: Path, tmp_path: 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "outbox_event\n"
+
+
+# Permissive, or weak copyleft by file, as a licence's identifier or its classifier names it.
+PERMITTED = re.compile(
+    r"MIT|BSD|Apache|PSF|ISC|Python Software Foundation|Zope|ZPL|MPL|Mozilla Public License"
+)
+# Says its licence (Apache-2.0) in no field of its metadata.
+SILENT = {"mysql-replication"}
+
+
+def test_an_installation_holds_what_the_bill_says_under_licences_we_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CDC_RELAY_PURE", "1")
+    bill = json.loads(sbom.write(tmp_path).read_text())
+    assert bill["bomFormat"] == "CycloneDX"
+    assert bill["metadata"]["component"]["name"] == "cdc-relay"
+    parts = {part["name"].lower().replace("_", "-"): part for part in bill["components"]}
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        wanted = tomllib.load(file)["project"]["dependencies"]
+    names = {re.match(r"[\w-]+", line)[0].lower().replace("_", "-") for line in wanted}  # type: ignore[index]
+    assert names <= parts.keys()
+    assert not {"pytest", "mypy", "ruff"} & parts.keys()
+    for name, part in parts.items():
+        assert part["version"], part
+        said = [
+            one.get("expression") or one["license"].get("id") or one["license"]["name"]
+            for one in part.get("licenses", [])
+        ]
+        assert said or name in SILENT, name
+        assert all(PERMITTED.search(one) for one in said), (name, said)
