@@ -320,7 +320,7 @@ def test_two_relays_of_one_name(shop: Harness) -> None:
 def test_two_readers_with_one_server_id(database: Database, harness: MakeHarness) -> None:
     """MariaDB throws the older one out; it must not come back and throw the newer one out. MySQL
     goes by the replica's uuid, which differs, and serves both."""
-    first = harness(database, SERVER_ID="777001")
+    first = harness(database, SERVER_ID="777001", MARK="none")
     relay = first.relay()
     with Harness(database, first.kafka, first.home, {"SERVER_ID": "777001"}, create=False) as other:
         second = other.relay()
