@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import signal
 import subprocess
@@ -78,6 +79,10 @@ def filled(shop: Harness, rows: int) -> None:
     )
 
 
+def further(shop: Harness, done: int) -> bool:
+    return shop.count(1) > done
+
+
 def by_key(shop: Harness) -> dict[str, list[int]]:
     """What a read_committed consumer sees, repetitions included."""
     found: dict[str, list[int]] = {}
@@ -148,4 +153,18 @@ def test_a_pass_that_stands_still_blocks_nobody_for_longer_than_its_lease(shop: 
     finally:
         paused.signal(signal.SIGCONT)
     assert paused.wait(60) == 0, paused.text()
+    assert by_key(shop) == {f"k{number}": list(range(80)) for number in range(500)}
+
+
+def test_of_three_passes_two_are_killed(shop: Harness) -> None:
+    filled(shop, 40_000)
+    passes = []
+    for number in range(3):
+        passes.append(shop.spawn("compensate", "--older-than", "0s", "--json", "--batch", "100"))
+        done = shop.count(1)
+        if number:
+            shop.until(functools.partial(further, shop, done))
+            passes[number - 1].kill()
+    assert passes[-1].wait(120) == 0, passes[-1].text()
+    assert shop.count(1) == 40_000
     assert by_key(shop) == {f"k{number}": list(range(80)) for number in range(500)}
