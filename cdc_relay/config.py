@@ -173,6 +173,11 @@ class Settings(BaseModel):
     http_token_file: Path | None = Field(
         None, description="File that holds the token, instead of http_token."
     )
+    traces: bool = Field(
+        False,
+        description="OpenTelemetry spans of what is sent, linked to the services' (needs the extra "
+        "traces; OTEL_* variables say where they go).",
+    )
     health_timeout: PositiveSeconds | None = Field(
         None,
         description="Silence of the database, or of the relay's own loop, that turns /healthz red; "

@@ -27,10 +27,11 @@ from cdc_relay.kafka import checkpoints
 from cdc_relay.kafka.checkpoints import Checkpoint, UnreadableCheckpointError
 from cdc_relay.kafka.membership import Membership, members
 from cdc_relay.kafka.owed import NOTHING_OWED
-from cdc_relay.kafka.sink import FencedError, IdempotentSink
+from cdc_relay.kafka.sink import FencedError, IdempotentSink, Sink
+from cdc_relay.kafka.traced import Spans, traced
 from cdc_relay.kafka.transactions import TransactionalSink, fence
 from cdc_relay.position import NOWHERE, Position
-from cdc_relay.relay import Relay, Sink, Source
+from cdc_relay.relay import Relay, Source
 from cdc_relay.router import Router
 from cdc_relay.store import Store
 from cdc_relay.vitals import Vitals
@@ -57,8 +58,9 @@ class Owner:
         router: Router,
         store: Store,
         vitals: Vitals | None = None,
+        spans: Spans | None = None,
     ) -> None:
-        """``make_source`` gives a new source for each term."""
+        """``make_source`` gives a new source for each term; ``spans``: note what was sent."""
         self._settings = settings
         self._make_source = make_source
         self._router = router
@@ -68,6 +70,7 @@ class Owner:
         self._anchor_reason = ""
         self._anchors = 0
         self.vitals = vitals or Vitals()
+        self._spans = spans
         self.counters = self.vitals.counters
 
     def stop(self) -> None:
@@ -122,7 +125,7 @@ class Owner:
             if not membership.confirmed(SHARD):
                 membership.poll(_STANDBY_POLL_S)
                 return False
-            sink = self._open_sink(membership, going_on)
+            sink = traced(self._open_sink(membership, going_on), self._spans)
             self.vitals.role = "owner"
             self.vitals.terms += 1
             faults.point("fenced")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, Protocol, TypeVar
 
@@ -29,6 +29,7 @@ from cdc_relay.config import Settings
 from cdc_relay.errors import SinkUnavailableError, SourceUnavailableError, UnroutableError
 from cdc_relay.handover import HandOver
 from cdc_relay.kafka.checkpoints import Checkpoint
+from cdc_relay.kafka.sink import Sink
 from cdc_relay.kafka.topics import Refusal
 from cdc_relay.marker import Marker, Part, heal, parts
 from cdc_relay.outbox import PENDING, OutboxEvent
@@ -74,28 +75,6 @@ class Source(Protocol):
 
     def current(self) -> Position:
         """The end of the source now."""
-        ...
-
-
-class Sink(Protocol):
-    """Delivers groups; see ``kafka.sink``."""
-
-    acknowledged: Set[int]
-    """Of the last group, where some of it was refused: the records that are there nevertheless,
-    by index."""
-
-    def deliver(
-        self, records: Sequence[Record], checkpoint: Record | None, going_on: Callable[[], bool]
-    ) -> dict[int, Refusal]:
-        """All of ``records`` and the checkpoint, or the refused ones by index."""
-        ...
-
-    def poll(self) -> None:
-        """Serve the client library's callbacks (a token to renew, an error to report)."""
-        ...
-
-    def close(self, timeout: float) -> None:
-        """Give up what is left."""
         ...
 
 

@@ -25,8 +25,9 @@ from cdc_relay.kafka import checkpoints
 from cdc_relay.kafka.checkpoints import Checkpoint
 from cdc_relay.kafka.membership import members
 from cdc_relay.kafka.owed import NOTHING_OWED, Owed
-from cdc_relay.kafka.sink import IdempotentSink
+from cdc_relay.kafka.sink import IdempotentSink, Sink
 from cdc_relay.kafka.topics import Refusal
+from cdc_relay.kafka.traced import Spans, traced
 from cdc_relay.kafka.transactions import TransactionalSink, fence
 from cdc_relay.marker import heal
 from cdc_relay.position import NOWHERE, Position
@@ -89,13 +90,15 @@ class WithRelay:
         stopping: Callable[[], bool],
         *,
         force: bool = False,
+        spans: Spans | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
         self._stopping = stopping
         self._force = force
+        self._spans = spans
         self._exactly_once = settings.delivery == "exactly_once"
-        self._sink: TransactionalSink | IdempotentSink | None = None
+        self._sink: Sink | None = None
         self._until: Position = NOWHERE
         self._said = False
         self._deadline = 0.0
@@ -110,7 +113,7 @@ class WithRelay:
         anything, and what they have sent is marked."""
         self._expect(self._settings.send_timeout)
         if self._sink is None:
-            self._sink = self._open()
+            self._sink = traced(self._open(), self._spans)
             self.relay = None
         # Who has fenced a dead relay owns the table until he is fenced himself.
         if self.relay not in ("dead", "none") or not self._exactly_once:

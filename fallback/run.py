@@ -20,6 +20,7 @@ from cdc_relay.errors import (
     SourceUnavailableError,
 )
 from cdc_relay.kafka.passes import record_pass
+from cdc_relay.kafka.traced import Spans
 from cdc_relay.signals import stop_on_signal
 from cdc_relay.store import Store
 
@@ -52,6 +53,7 @@ def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summa
         )
     started = time.monotonic()
     alerts = Alerts.of(settings)
+    spans = Spans(settings.name) if settings.traces else None
     database = engine(settings)
     summary = Summary()
     worked = True
@@ -72,7 +74,7 @@ def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summa
             compensator = Compensator(
                 store,
                 settings.router(shape.payload_kind),
-                WithRelay(settings, store, stop.is_set, force=force),
+                WithRelay(settings, store, stop.is_set, force=force, spans=spans),
                 older_than_s=settings.older_than,
                 batch=settings.batch,
                 stop=stop,
@@ -90,6 +92,8 @@ def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summa
     finally:
         alerts.close()
         database.dispose()
+        if spans is not None:
+            spans.close()
     summary.seconds = time.monotonic() - started
     # Where Kafka failed the pass, it would not take the record either.
     if worked and summary.exit_code != SinkError.exit_code:

@@ -24,6 +24,7 @@ from cdc_relay.config import Settings
 from cdc_relay.database import TableShape, connect_arguments, connected, describe_table, engine
 from cdc_relay.errors import ConfigError
 from cdc_relay.http.server import Listener, Served
+from cdc_relay.kafka.traced import Spans
 from cdc_relay.outbox import OutboxEvent
 from cdc_relay.owner import Owner
 from cdc_relay.polling import PollingSource
@@ -68,6 +69,7 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
     alerts = Alerts.of(settings)
     address = settings.http_address()
     settings.page_token()  # a wrong one is said before anything is begun
+    spans = Spans(settings.name) if settings.traces else None
     listener = Listener(*address) if address is not None else None
     pool = engine(settings)
     try:
@@ -99,12 +101,15 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
             settings.router(shape.payload_kind),
             store,
             vitals,
+            spans,
         )
         alerts.start()
         _run(owner, until_current, lambda: _served(listener, settings, vitals, store))
     finally:
         alerts.close()
         pool.dispose()
+        if spans is not None:
+            spans.close()
         if listener is not None:
             listener.close()
 

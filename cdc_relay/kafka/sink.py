@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence, Set
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -115,6 +115,30 @@ def producer_config(settings: Settings, client_id: str) -> dict[str, Any]:
         "enable.idempotence": True,
         "partitioner": "murmur2_random",
     }
+
+
+class Sink(Protocol):
+    """Delivers groups: ``IdempotentSink``, ``transactions.TransactionalSink``."""
+
+    @property
+    def acknowledged(self) -> Set[int]:
+        """Of the last group, where some of it was refused: the records that are there
+        nevertheless, by index."""
+        ...
+
+    def deliver(
+        self, records: Sequence[Record], checkpoint: Record | None, going_on: Callable[[], bool]
+    ) -> dict[int, Refusal]:
+        """All of ``records`` and the checkpoint, or the refused ones by index."""
+        ...
+
+    def poll(self) -> None:
+        """Serve the client library's callbacks (a token to renew, an error to report)."""
+        ...
+
+    def close(self, timeout: float) -> None:
+        """Give up what is left."""
+        ...
 
 
 class IdempotentSink:
