@@ -9,6 +9,7 @@ him. No transaction is open meanwhile.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import zlib
@@ -20,7 +21,7 @@ import structlog
 from sqlalchemy import Connection, Engine
 
 from cdc_relay.database import connected, database_errors
-from cdc_relay.errors import SourceError
+from cdc_relay.errors import SourceError, SourceUnavailableError
 
 # The server ends a session that it has not heard of for so long, and its locks.
 _LEASE_S: Final = 10
@@ -47,19 +48,31 @@ class Turns:
 
     @contextmanager
     def take(self, timeout: float) -> Iterator[bool]:
-        """Have the turn in the body; False where it does not come within ``timeout`` seconds.
-        Raises ``SourceError``."""
+        """Have the turn in the body; False where it does not come within ``timeout`` seconds. On a
+        server that gives no named locks there are no turns: the last one to begin fences the
+        others. Raises ``SourceUnavailableError``."""
         with ExitStack() as stack:
             connection = stack.enter_context(connected(self._engine))
             connection.detach()  # never lent to anybody else: it ends with its locks
             connection.exec_driver_sql(f"SET SESSION wait_timeout = {_LEASE_S}")
             deadline = time.monotonic() + timeout
-            mine = self._lock(connection, self._next, deadline) and self._lock(
-                connection, self._work, deadline
-            )
-            if mine:
-                self._release(connection, self._next)
-                stack.enter_context(self._kept(connection))
+            try:
+                mine = self._lock(connection, self._next, deadline) and self._lock(
+                    connection, self._work, deadline
+                )
+            except SourceUnavailableError:
+                raise
+            except SourceError as error:
+                # Percona XtraDB Cluster, for one, in its strict mode.
+                log.warning("the server gives no named locks: no turns", reason=str(error))
+                connection.close()  # or the server does, in the middle of the body
+                self._wanted = self._lost = False
+                self._heard = math.inf
+                mine = True
+            else:
+                if mine:
+                    self._release(connection, self._next)
+                    stack.enter_context(self._kept(connection))
             yield mine
 
     def over(self) -> bool:
@@ -93,7 +106,9 @@ class Turns:
         finally:
             done.set()
             keeper.join(_LEASE_S)
-            if not self._lost and not keeper.is_alive():
+            if self._lost or keeper.is_alive():
+                connection.invalidate()  # a polite end would wait for a server that is gone
+            else:
                 with suppress(SourceError):
                     self._release(connection, self._work)
 

@@ -14,7 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from cdc_relay.config import load
+from cdc_relay.errors import SourceError
 from dev.kafka import Kafka
+from fallback import run
+from fallback.turns import Turns
 from tests.support.harness import CHECKOUT, Harness, Process
 from tests.support.load import ACCOUNTS
 from tests.support.sql import Database
@@ -166,5 +170,26 @@ def test_of_three_passes_two_are_killed(shop: Harness) -> None:
             shop.until(functools.partial(further, shop, done))
             passes[number - 1].kill()
     assert passes[-1].wait(120) == 0, passes[-1].text()
+    assert shop.count(1) == 40_000
+    assert by_key(shop) == {f"k{number}": list(range(80)) for number in range(500)}
+
+
+def test_without_named_locks_the_fence_alone_keeps_passes_apart(
+    shop: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Percona XtraDB Cluster in its strict mode: here one pass is denied its locks, and has
+    no turn beside one that has."""
+
+    def denied(*_: object) -> bool:
+        raise SourceError("use of GET_LOCK is prohibited")
+
+    monkeypatch.setattr(Turns, "_lock", denied)
+    filled(shop, 40_000)
+    other = shop.spawn("compensate", "--older-than", "0s", "--json", "--batch", "100")
+    shop.until(functools.partial(further, shop, 0))
+    found = run(load(environ=shop.environment(OLDER_THAN="0s")))
+    assert (found.exit_code, found.error) == (0, None)
+    assert other.wait(60) == 0, other.text()
+    assert found.sent > 0
     assert shop.count(1) == 40_000
     assert by_key(shop) == {f"k{number}": list(range(80)) for number in range(500)}
