@@ -58,6 +58,8 @@ class _State:
     held: set[int] = field(default_factory=set)
     """Rows that the stream has passed over since the table was asked last; without marks all
     that wait, the refused one included."""
+    unseen: set[int] = field(default_factory=set)
+    """Rows that are written and not visible yet (see ``wait_for``)."""
 
 
 class Parking:
@@ -121,6 +123,15 @@ class Parking:
         """Close the aggregates, of one type or all, that a dead row keeps from flowing."""
         for blocked in self._blocked(kind, None):
             self.close(*blocked)
+
+    def wait_for(self, rows: Iterable[tuple[int, Aggregate]]) -> None:
+        """Close the aggregates of these rows until they are visible, or gone: nothing tells
+        whether the stream will bring them, and nothing may overtake them."""
+        for row_id, (kind, key) in rows:
+            self.close(kind, key)
+            state = self._state(kind, key)
+            if state is not None:
+                state.unseen.add(row_id)
 
     def closed(self) -> tuple[Closed, ...]:
         """What is closed, for the checkpoint."""
@@ -223,6 +234,10 @@ class Parking:
         state.look_at = time.monotonic() + self._pause(_LONGEST_S)
         if not self._marks:
             return self._held_rows(aggregate, state)
+        if state.unseen:
+            state.unseen = set(self._store.still_unseen(sorted(state.unseen)))
+            if state.unseen:
+                return None
         if state.held:
             # So that they are visible, or gone, when "nothing is pending" opens the aggregate.
             self._store.settle(sorted(state.held))
@@ -321,4 +336,6 @@ class Parking:
         """Let the closed type stand for its aggregates."""
         for other in [closed for closed in self._closed if closed[0] == kind]:
             if other[1] is not None:
-                whole.held |= self._closed.pop(other).held
+                absorbed = self._closed.pop(other)
+                whole.held |= absorbed.held
+                whole.unseen |= absorbed.unseen

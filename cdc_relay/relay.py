@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Final, Protocol, TypeVar
 
@@ -33,7 +33,7 @@ from cdc_relay.kafka.sink import Sink
 from cdc_relay.kafka.topics import Refusal
 from cdc_relay.marker import Marker, Part, heal, parts
 from cdc_relay.outbox import PENDING, OutboxEvent
-from cdc_relay.parking import Parking
+from cdc_relay.parking import Closed, Parking
 from cdc_relay.position import Position
 from cdc_relay.router import Record, Router
 from cdc_relay.store import PendingEvent, PendingScan, Store
@@ -56,6 +56,8 @@ _FENCE_PAUSE_S: Final = 1.0
 # Owed marks stand in every checkpoint, and a Kafka record holds a megabyte by default: these, and
 # those of one more group, however large its transactions are.
 _MOST_OWED: Final = 50_000
+# Rows of open transactions at the anchor, more than which are left to the compensator.
+_MOST_UNSEEN: Final = 100_000
 # Of the time to stop, what is kept for the last checkpoint.
 _LAST_SAVE_S: Final = 3.0
 # A row comes out of the log a moment before its own transaction becomes visible to SELECT.
@@ -149,6 +151,8 @@ class Relay:
             if start.sweeping:
                 self._sweep()
             else:
+                if start.closed and start.anchor and not self._polling:
+                    self._wait_for_unseen(set(start.closed))
                 self._delivered_checkpoint(self._next_checkpoint([], [], None))
             if self._polling:
                 self._poll(once=until is not None)
@@ -440,6 +444,7 @@ class Relay:
         """
         log.warning("sweeping the pending rows of the table", anchor=self._checkpoint.anchor)
         self._vitals.sweeping = True
+        self._wait_for_unseen()
         self._walk(self._store.scan(0, _SWEEP_ROWS))
         self._patiently(self._parking.close_blocked)
         faults.point("swept")
@@ -447,6 +452,18 @@ class Relay:
         self._checkpoint = replace(self._checkpoint, sweeping=False, doubtful_until=end)
         self._delivered_checkpoint(self._next_checkpoint([], [], None))
         log.warning("sweep done; the stream starts", rows=self.counters.swept, until=str(end))
+
+    def _wait_for_unseen(self, of: Set[Closed] | None = None) -> None:
+        """Rows that are written but not visible may stand in the log before the anchor: the sweep
+        does not see them and the stream does not bring them. Their aggregates (those ``of`` them,
+        where given) wait until they are visible. Such are a transaction that a semi-synchronous
+        replica has not acknowledged yet, and a prepared one (XA)."""
+        rows = self._patiently(lambda: self._store.unseen(_MOST_UNSEEN))
+        if of is not None:
+            rows = [row for row in rows if row[1] in of or (row[1][0], None) in of]
+        if rows:
+            self._parking.wait_for(rows)
+            log.warning("rows that are not visible yet are waited for", rows=len(rows))
 
     def _walk(self, scan: PendingScan) -> int:
         """Send what ``scan`` finds, in id order; how many rows. Each batch is read anew, and what
@@ -565,11 +582,17 @@ class Relay:
         found: dict[int, OutboxEvent] = {}
         missing = list(unread)
         deadline = time.monotonic() + _VISIBLE_WITHIN_S
-        while missing and time.monotonic() < deadline and not self._stopping.is_set():
+        while missing and not self._stopping.is_set():
+            # Whatever its transaction waits for, it is written; only what is gone is not.
+            last = time.monotonic() > deadline and not self._patiently(
+                lambda ids=missing: self._store.still_unseen(ids)  # type: ignore[misc]
+            )
             rows = self._patiently(lambda ids=missing: self._store.rows(ids))  # type: ignore[misc]
             found.update({event.id: event for event, status in rows if status == PENDING})
             there = {event.id for event, _ in rows}
             missing = [row_id for row_id in missing if row_id not in there]
+            if last:
+                break
             if missing:
                 self._keep_up()
                 time.sleep(0.02)

@@ -26,6 +26,7 @@ RETRY_LADDER_S: Final = (1, 5, 30, 120, 900, 3600, 21600)
 _MARK_ROWS: Final = 5000
 
 _REASON_CHARACTERS: Final = 512
+_HIGHEST_ID: Final = 2**64 - 1
 
 
 Aggregate = tuple[str, str]
@@ -323,6 +324,38 @@ class Store:
         sql = "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
         return int(self._read(sql)[0][0])
 
+    def unseen(self, most: int) -> list[tuple[int, Aggregate]]:
+        """Return (id, aggregate) of the pending rows that are written and not visible yet, ``most``
+        at most: their transactions are open, prepared (XA), or stand in the binlog already and
+        wait for something (a semi-synchronous replica). Waits for no lock."""
+        found: list[tuple[int, Aggregate]] = []
+        after_id = 0
+        while len(found) < most:
+            sql = self._scan_sql(0, _MARK_ROWS, after_id, _HIGHEST_ID)
+            written = self._read(sql, uncommitted=True)
+            if not written:
+                break
+            first, after_id = after_id, int(written[-1][0])
+            seen = {row.id for row in self.scan_rows(0, _MARK_ROWS, first, after_id)}
+            there = {row[0]: (row[1], row[2]) for row in written if row[0] not in seen}
+            found += [(row_id, there[row_id]) for row_id in self.still_unseen(sorted(there))]
+        return found[:most]
+
+    def still_unseen(self, ids: Sequence[int]) -> list[int]:
+        """Return those of ``ids``, in their order, that are written and not visible yet."""
+        found: list[int] = []
+        for start in range(0, len(ids), _MARK_ROWS):
+            part = ids[start : start + _MARK_ROWS]
+            sql = (
+                f"SELECT id FROM {self._table}{self._shape.force_index('id')}"
+                f" WHERE id IN ({','.join([str(int(row_id)) for row_id in part])})"
+            )
+            # In this order: what becomes visible in between counts as visible.
+            written = {row[0] for row in self._read(sql, uncommitted=True)}
+            seen = {row[0] for row in self._read(sql)}
+            found += [row_id for row_id in part if row_id in written - seen]
+        return found
+
     def settle(self, ids: Sequence[int]) -> None:
         """Return when the rows of ``ids``, which came out of the binlog this moment, are visible
         to SELECT. Until they are, they are locked: their locks are waited for. What is missing
@@ -605,8 +638,12 @@ class Store:
             reason = reason.encode("ascii", "backslashreplace").decode()
         return reason[: min(column.characters, _REASON_CHARACTERS)]
 
-    def _read(self, sql: str, parameters: tuple[object, ...] = ()) -> list[Any]:
+    def _read(
+        self, sql: str, parameters: tuple[object, ...] = (), *, uncommitted: bool = False
+    ) -> list[Any]:
         with connected(self._engine) as connection:
+            if uncommitted:  # of the next transaction only
+                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
             return list(connection.exec_driver_sql(sql, parameters).all())
 
     def _update(self, sql: str, parameters: tuple[object, ...]) -> int:
