@@ -27,7 +27,7 @@ from cdc_relay.kafka import checkpoints
 from cdc_relay.kafka.checkpoints import Checkpoint, UnreadableCheckpointError
 from cdc_relay.kafka.membership import Membership, members
 from cdc_relay.kafka.owed import NOTHING_OWED
-from cdc_relay.kafka.sink import FencedError, IdempotentSink, Sink
+from cdc_relay.kafka.sink import CheckpointTopicGoneError, FencedError, IdempotentSink, Sink
 from cdc_relay.kafka.traced import Spans, traced
 from cdc_relay.kafka.transactions import TransactionalSink, fence
 from cdc_relay.position import NOWHERE, Position
@@ -91,6 +91,8 @@ class Owner:
             standing_by = False
             while not self._stopping.is_set():
                 self.vitals.turn()
+                if membership.topic_gone:
+                    self._make_topic(membership)
                 if SHARD not in membership.owned:
                     membership.poll(_STANDBY_POLL_S)
                     if not standing_by and SHARD not in membership.owned:
@@ -103,6 +105,16 @@ class Owner:
                     return
         finally:
             membership.close()
+
+    def _make_topic(self, membership: Membership) -> None:
+        """Make the checkpoint topic anew: without it nobody owns anything."""
+        membership.topic_gone = False
+        try:
+            checkpoints.ensure_topic(self._settings)
+        except SinkUnavailableError as error:
+            log.warning("waiting", reason=str(error))
+            membership.topic_gone = True
+            self._pause(membership)
 
     def _going_on(self) -> bool:
         return not self._stopping.is_set()
@@ -152,6 +164,7 @@ class Owner:
         except LostShardError:
             log.warning("the shard was taken over by another member", shard=SHARD)
         except FencedError as error:
+            membership.topic_gone |= isinstance(error, CheckpointTopicGoneError)
             log.warning("starting a new term", reason=str(error))
             self.vitals.waiting = f"for a new term: {error}"
             self._pause(membership)
@@ -210,6 +223,8 @@ class Owner:
             return Checkpoint(NOWHERE, owed, closed, source="polling")
         if last is not None and last.source == "polling":
             reason = reason or "the relay polled the table before: there is no position"
+        if last is None and self.vitals.saved and not reason:
+            raise PositionLostError("the checkpoint is gone: its topic was deleted")
         position: Position = source.current()
         if last is not None and not reason:
             beyond = last.position.is_beyond(position)

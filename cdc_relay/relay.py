@@ -29,7 +29,7 @@ from cdc_relay.config import Settings
 from cdc_relay.errors import SinkUnavailableError, SourceUnavailableError, UnroutableError
 from cdc_relay.handover import HandOver
 from cdc_relay.kafka.checkpoints import Checkpoint
-from cdc_relay.kafka.sink import Sink
+from cdc_relay.kafka.sink import CheckpointTopicGoneError, Sink
 from cdc_relay.kafka.topics import Refusal
 from cdc_relay.marker import Marker, Part, heal, parts
 from cdc_relay.outbox import PENDING, OutboxEvent
@@ -162,6 +162,10 @@ class Relay:
             reader.start()
             self._loop(until)
             orderly = True
+        except CheckpointTopicGoneError:
+            # What is owed stands nowhere now, and the next term would send it again.
+            self._marker.wait(self._settings.stop_grace)
+            raise
         except (StopAskedError, SinkUnavailableError) as error:
             orderly = self._stopping.is_set()
             if not orderly and isinstance(error, SinkUnavailableError):

@@ -81,6 +81,8 @@ class Membership:
         self._owned: frozenset[int] = frozenset()
         self._answers: list[KafkaError | None] = []
         self._was_let_in = False
+        self.topic_gone = False
+        """Whether Kafka has said that the topic is not there; who makes it anew takes it back."""
         session_ms = int(settings.session_timeout * 1000)
         self._consumer: Any = create(
             Consumer,
@@ -117,6 +119,7 @@ class Membership:
         if message is None or message.error() is None:
             return
         error = message.error()
+        self._look_at(error)
         known = sink_error(
             error, self._settings, f"cannot join the group {group_name(self._settings.name)}"
         )
@@ -158,7 +161,15 @@ class Membership:
                 raise sink_error(answer, self._settings, doing)
         return shard in self._owned and self._answers == [None]
 
+    def _look_at(self, error: KafkaError | None) -> None:
+        if error is not None and error.code() in (
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+            KafkaError._UNKNOWN_TOPIC,
+        ):
+            self.topic_gone = True
+
     def _committed(self, error: KafkaError | None, _partitions: list[Any]) -> None:
+        self._look_at(error)
         self._answers.append(error)
 
     def close(self) -> None:

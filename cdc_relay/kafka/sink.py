@@ -69,6 +69,10 @@ class FencedError(SinkError):
     not there, and the last checkpoint tells what is."""
 
 
+class CheckpointTopicGoneError(FencedError):
+    """The checkpoint topic was deleted: the next term makes it anew."""
+
+
 class Delivery:
     """What became of the records of one ``send``. Filled while the sink is polled."""
 
@@ -97,6 +101,12 @@ class Delivery:
         if self._open[index]:
             self._open[index] = 0
             self._waiting -= 1
+
+
+def check_is_there(topics: Topics, checkpoint: Record) -> None:
+    """Raise ``CheckpointTopicGoneError`` where the checkpoint's topic is not there."""
+    for refusal in topics.refused([checkpoint]).values():
+        raise CheckpointTopicGoneError(refusal.reason)
 
 
 def producer_config(settings: Settings, client_id: str) -> dict[str, Any]:
@@ -202,6 +212,8 @@ class IdempotentSink:
         elif checkpoint is not None:
             refusal = self._send_and_wait([checkpoint], going_on)
             if refusal:
+                self._topics.forget(checkpoint.topic)
+                check_is_there(self._topics, checkpoint)
                 raise SinkError(f"the checkpoint was refused: {refusal[0]}")
         return {index: Refusal(reason) for index, reason in lost.items()}
 

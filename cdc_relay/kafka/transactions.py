@@ -22,12 +22,23 @@ from cdc_relay.kafka.calls import Calls
 from cdc_relay.kafka.client import create, sink_error, text
 from cdc_relay.kafka.membership import Membership
 from cdc_relay.kafka.portions import Portions
-from cdc_relay.kafka.sink import RECORD_FAULTS, TOPIC_FAULTS, FencedError, producer_config
+from cdc_relay.kafka.sink import (
+    RECORD_FAULTS,
+    TOPIC_FAULTS,
+    FencedError,
+    check_is_there,
+    producer_config,
+)
 from cdc_relay.kafka.topics import Refusal, Topics
 from cdc_relay.router import Record
 
 log = structlog.get_logger(__name__)
 
+# What a transaction says that has a topic in it which was deleted: the calls behind the one that
+# was told so find the transaction failed.
+_MAYBE_GONE: Final = frozenset(
+    (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._STATE)
+)
 # Between two looks at whether to go on, while the brokers are waited for.
 _LOOK_S: Final = 0.2
 # After this the library is asked again.
@@ -119,6 +130,7 @@ class TransactionalSink:
         pause = 0.05
         while True:
             portion = (0, 0)
+            gone = False
             self._refused.clear()
             self._give_up_at = time.monotonic() + self._settings.transaction_timeout
             try:
@@ -140,8 +152,11 @@ class TransactionalSink:
                 if error.args[0].fatal():
                     raise FencedError(f"the Kafka producer cannot go on: {text(error)}") from None
                 if not self._refused:
+                    gone = error.args[0].code() in _MAYBE_GONE
                     log.warning("transaction given up", reason=text(error))
             self._abort(going_on)
+            if gone:
+                refused = self._gone(records, checkpoint)
             if refused:
                 return refused
             if self._refused:
@@ -247,6 +262,15 @@ class TransactionalSink:
             # A report has no headers; with topic and key it names the record well enough, because
             # whoever is refused in a group goes alone before it is blamed.
             self._refused[str(message.topic()), message.key()] = error
+
+    def _gone(self, records: Sequence[Record], checkpoint: Record | None) -> dict[int, Refusal]:
+        """Ask anew which topics are there. Raises ``CheckpointTopicGoneError``."""
+        if checkpoint is not None:
+            self._topics.forget(checkpoint.topic)
+            check_is_there(self._topics, checkpoint)
+        for topic in {record.topic for record in records}:
+            self._topics.forget(topic)
+        return self._topics.refused(records)
 
     def _suspects(self, records: Sequence[Record], portion: tuple[int, int]) -> list[int]:
         """The indices in ``portion`` of the records that were refused, together with others."""

@@ -531,6 +531,51 @@ def test_a_checkpoint_topic_that_forgets_is_warned_of(mysql: Database, make: Mak
     assert relay.terminate() == 0
 
 
+def delete_topic(shop: Harness, topic: str) -> None:
+    """Delete a topic and wait until it is gone."""
+    admin = AdminClient({"bootstrap.servers": shop.kafka})
+    admin.delete_topics([topic], operation_timeout=15)[topic].result(timeout=20)
+    shop.until(lambda: topic not in admin.list_topics(timeout=15).topics)
+
+
+def test_a_checkpoint_topic_that_is_deleted_under_the_relay(
+    mysql: Database, make: MakeShop
+) -> None:
+    """It is made anew, and the relay anchors anew: nothing waits for a restart."""
+    shop = make(mysql)
+    shop.create_topic()
+    relay = shop.relay()
+    topic = f"cdc-relay.{shop.name}.checkpoints"
+    shop.ins("a", {"n": 0})
+    shop.wait_sent(1)
+    delete_topic(shop, topic)
+    for number in range(1, 4):
+        shop.ins("a", {"n": number})
+    shop.wait_sent(4)
+    assert relay.running
+    assert in_order(shop) == {"a": [0, 1, 2, 3]}
+    assert len(shop.messages()) == 4
+    shop.until(shop.checkpoint)
+    resource = ConfigResource("topic", topic)
+    admin = AdminClient({"bootstrap.servers": shop.kafka})
+    found = admin.describe_configs([resource])[resource].result(timeout=20)
+    assert found["cleanup.policy"].value == "compact"
+    assert relay.terminate() == 0
+
+
+def test_a_checkpoint_topic_that_is_deleted_and_no_marks(mysql: Database, make: MakeShop) -> None:
+    """Nothing tells then what was sent: the relay says so instead of passing rows over."""
+    shop = make(mysql, MARK="none")
+    shop.create_topic()
+    relay = shop.relay()
+    shop.ins("a", {"n": 0})
+    shop.until(lambda: len(shop.messages()) == 1)
+    delete_topic(shop, f"cdc-relay.{shop.name}.checkpoints")
+    shop.ins("a", {"n": 1})
+    assert relay.wait(60) == 5
+    assert "the checkpoint is gone: its topic was deleted" in relay.text()
+
+
 def test_the_checkpoint_of_a_busy_relay_can_be_read(mysql: Database, make: MakeShop) -> None:
     shop = make(mysql)
     shop.create_topic()
