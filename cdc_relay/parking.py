@@ -46,6 +46,8 @@ _LOOKS_PER_S: Final = 100
 _MOST_HELD: Final = 20_000
 # Aggregates of one type that may be closed one by one; more close the type.
 _MOST_AGGREGATES: Final = 5000
+# Bytes of their names, of all types: they stand in every checkpoint, beside the owed marks.
+_MOST_NAMES: Final = 256 * 1024
 
 
 @dataclass(slots=True)
@@ -73,6 +75,7 @@ class Parking:
         self._on_dead = on_dead
         self._marks = marks
         self._closed: dict[Closed, _State] = {}
+        self._names = 0  # bytes of what is closed, at most: what is opened is not taken off
         self.tries: dict[int, int] = {}
         """Failures so far of rows that came from the table, by id."""
 
@@ -170,8 +173,9 @@ class Parking:
             state.trial = False
         elif whole is None or whole.trial:
             self._closed[kind, key] = _State(time.monotonic() + _LOOK_AGAIN_S)
+            self._names += _size(kind, key)
         of_type = [closed for closed in self._closed if closed[0] == kind and closed[1] is not None]
-        if key is None or len(of_type) > _MOST_AGGREGATES:
+        if key is None or len(of_type) > _MOST_AGGREGATES or not self._has_room():
             state = self._closed.setdefault((kind, None), _State(time.monotonic() + _LOOK_AGAIN_S))
             self._absorb(kind, state)
 
@@ -251,7 +255,7 @@ class Parking:
         if key is not None:
             return None if blocked else []
         # Nothing of the type can be sent now: what waits for its own reasons waits alone.
-        if len(blocked) > _MOST_AGGREGATES:
+        if len(blocked) > _MOST_AGGREGATES or not self._has_room(kind, blocked):
             return None
         for name in sorted(blocked):
             self._closed[kind, name] = _State(time.monotonic() + self._pause(_LOOK_AGAIN_S))
@@ -314,6 +318,8 @@ class Parking:
             return []
         if key is not None or len(blocked) > _MOST_AGGREGATES:
             return None
+        if not self._has_room(kind, blocked):
+            return None
         for name, ids in blocked.items():
             look_at = time.monotonic() + self._pause(_LOOK_AGAIN_S)
             self._closed[kind, name] = _State(look_at, held=ids)
@@ -329,6 +335,15 @@ class Parking:
             return []
         return self._store.dead_aggregates(kind, key, _MOST_AGGREGATES + 1)
 
+    def _has_room(self, kind: str = "", names: Iterable[str] = ()) -> bool:
+        """Whether a checkpoint has room for what is closed and for these aggregates of a type,
+        which are going to be closed."""
+        more = sum(_size(kind, name) for name in names)
+        self._names += more
+        if self._names > _MOST_NAMES:
+            self._names = sum(_size(*closed) for closed in self._closed) + more
+        return self._names <= _MOST_NAMES
+
     def _pause(self, seconds: float) -> float:
         return max(seconds, len(self._closed) / _LOOKS_PER_S)
 
@@ -339,3 +354,7 @@ class Parking:
                 absorbed = self._closed.pop(other)
                 whole.held |= absorbed.held
                 whole.unseen |= absorbed.unseen
+
+
+def _size(kind: str, key: str | None) -> int:
+    return len(kind.encode()) + len((key or "").encode()) + 8
