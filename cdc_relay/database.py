@@ -224,6 +224,9 @@ _LOCKED: Final = (1205, 1213)
 _UNAVAILABLE: Final = (
     *(0, 1040, 1053, 1077, 1079, 1129, 1152, 1158, 1159, 1160, 1161, 1203, 1226, 1290, 1317),
     *(1792, 1836, 1927, 2002, 2003, 2006, 2013, 2014, 2027, 2055, 3032, 3169, 4031),
+    # Disk or table full, a node of a cluster that is not ready or rolled back, out of locks or of
+    # transactions, a statement's time is over: somebody may be mending it.
+    *(1021, 1047, 1114, 1180, 1206, 1637, 1969, 3024, 3100, 3101),
 )
 _DENIED: Final = re.compile(r"(.+?) command denied to user (\S+) for (?:table|column) (.+)")
 
