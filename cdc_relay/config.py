@@ -31,6 +31,7 @@ from pydantic import (
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from cdc_relay import columns as outbox_columns
 from cdc_relay.cloudevents import PayloadKind
 from cdc_relay.errors import ConfigError
 from cdc_relay.outbox import DEFAULT_TABLE
@@ -122,6 +123,11 @@ class Settings(BaseModel):
         description="Name of this relay; its checkpoint topic and identity derive from it.",
     )
     table: str = Field(DEFAULT_TABLE, description="Outbox table, optionally schema.table.")
+    columns: Mapping[str, str] = Field(
+        default_factory=dict,
+        description="What the table calls our columns, ours=theirs,ours=theirs, or the preset "
+        "debezium; a table in the file.",
+    )
     topic: str = Field(
         "outbox.event.{aggregate_type}",
         description="Topic template; {aggregate_type}, {event_type}.",
@@ -307,6 +313,11 @@ class Settings(BaseModel):
         if len(parts) > 2 or not all(re.fullmatch(r"[^`\0/\\]{1,64}", part) for part in parts):
             raise ValueError(f"{value!r} is not a table name; write table or schema.table")
         return value
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _check_columns(cls, value: object) -> object:
+        return outbox_columns.parse(value)
 
     @field_validator("http")
     @classmethod

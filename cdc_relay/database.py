@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,9 +23,10 @@ from sqlalchemy import Connection, Engine, create_engine, event, exc
 from sqlalchemy.engine import URL
 
 from cdc_relay.cloudevents import PayloadKind
+from cdc_relay.columns import Columns
 from cdc_relay.config import Settings
 from cdc_relay.errors import ConfigError, SourceError, SourceUnavailableError
-from cdc_relay.outbox import OPTIONAL_COLUMNS, REQUIRED_COLUMNS
+from cdc_relay.outbox import COLUMNS, REQUIRED_COLUMNS
 
 _CONNECT_TIMEOUT_S: Final = 10
 # Long enough for a count over a large table; short enough that a dead link is noticed.
@@ -344,6 +345,9 @@ class TableShape:
     payload_kind: PayloadKind
     indexes: Mapping[str, tuple[str, ...]]
     """Columns of each index by its name."""
+    names: Columns = field(default_factory=Columns)
+    """What the table calls the columns that are ours. ``columns`` and ``indexes`` go by our names,
+    as all SQL text does until ``names.sql``."""
 
     def force_index(self, *columns: str) -> str:
         """Return the SQL hint that makes a statement use the index that begins with ``columns``
@@ -400,6 +404,7 @@ def describe_table(connection: Connection, settings: Settings) -> TableShape:
     MySQL 8.0 and later, MariaDB 10.6 and later. Reads only; leaves no transaction open.
     """
     schema, table = settings.schema_and_table()
+    names = Columns(settings.columns)
     with database_errors(connection.engine.url):
         # Asked first because information_schema hides what the user may not see: this tells a
         # missing table from a missing grant.
@@ -408,26 +413,29 @@ def describe_table(connection: Connection, settings: Settings) -> TableShape:
         found = connection.exec_driver_sql(_TABLE_SQL, (schema, table)).one()
         rows = connection.exec_driver_sql(_COLUMNS_SQL, (schema, table)).all()
         columns = {
-            name: ColumnShape(name, kind.lower(), bool(nullable), int(characters), charset)
+            names.key(name): ColumnShape(
+                name, kind.lower(), bool(nullable), int(characters), charset
+            )
             for name, kind, nullable, characters, charset in rows
         }
         indexes: dict[str, tuple[str, ...]] = {}
         for index, column in connection.exec_driver_sql(_INDEXES_SQL, (schema, table)):
-            indexes[index] = (*indexes.get(index, ()), column)
+            indexes[index] = (*indexes.get(index, ()), names.key(column))
         full_name = f"{found[0]}.{found[1]}"
-        _check_shape(full_name, found[2], found[3], columns)
+        _check_shape(full_name, found[2], found[3], columns, names)
         # A partitioned table's key holds more than id.
         if indexes.get("PRIMARY", ("",))[0] != "id":
             raise SourceError(
-                f"table {full_name}: column id must be the (first of the) primary key"
+                f"table {full_name}: column {names['id']} must be the (first of the) primary key"
             )
         if columns["status"].nullable:
             raise SourceError(
-                f"table {full_name}: column status may be NULL, and such a row is neither pending "
-                f"nor sent: ALTER TABLE {full_name} MODIFY status TINYINT NOT NULL DEFAULT 0"
+                f"table {full_name}: column {names['status']} may be NULL, and such a row is "
+                f"neither pending nor sent: ALTER TABLE {full_name} MODIFY {names.sql('status')} "
+                "TINYINT NOT NULL DEFAULT 0"
             )
-        kind = _payload_kind(connection, schema, table, columns["payload"].data_type)
-    return TableShape(found[0], found[1], columns, kind, indexes)
+        kind = _payload_kind(connection, schema, table, columns["payload"])
+    return TableShape(found[0], found[1], columns, kind, indexes, names)
 
 
 _TABLE_SQL: Final = (
@@ -457,7 +465,11 @@ def is_mariadb(connection: Connection) -> bool:
 
 
 def _check_shape(
-    name: str, table_type: str, engine_name: str | None, columns: Mapping[str, ColumnShape]
+    name: str,
+    table_type: str,
+    engine_name: str | None,
+    columns: Mapping[str, ColumnShape],
+    names: Columns,
 ) -> None:
     if table_type == "SYSTEM VERSIONED":
         raise SourceError(
@@ -471,27 +483,32 @@ def _check_shape(
             f"table {name} uses the engine {engine_name}, which has no transactions, so an event "
             f"would outlive a rollback: ALTER TABLE {name} ENGINE = InnoDB"
         )
-    missing = [column for column in REQUIRED_COLUMNS if column not in columns]
+    missing = [names[column] for column in REQUIRED_COLUMNS if column not in columns]
     if missing:
         raise SourceError(
-            f"table {name} lacks the columns {', '.join(missing)}; cdc-relay schema prints them all"
+            f"table {name} lacks the columns {', '.join(missing)}; cdc-relay schema prints them "
+            "all, cdc-relay doctor the ALTER TABLE that adds them"
         )
-    for column in (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS):
+    for column in COLUMNS:
         shape = columns.get(column)
         if shape is not None and shape.data_type not in _TYPES[column]:
             raise SourceError(
-                f"table {name}: column {column} is of type {shape.data_type}; it must be one of "
-                f"{', '.join(_TYPES[column])}"
+                f"table {name}: column {names[column]} is of type {shape.data_type}; it must be "
+                f"one of {', '.join(_TYPES[column])}"
             )
 
 
-def _payload_kind(connection: Connection, schema: str, table: str, data_type: str) -> PayloadKind:
+def _payload_kind(
+    connection: Connection, schema: str, table: str, column: ColumnShape
+) -> PayloadKind:
+    data_type = column.data_type
     if data_type == "json":
         return "json"
     if data_type in _BINARIES:
         return "binary"
     if data_type == "longtext" and is_mariadb(connection):
         checks = connection.exec_driver_sql(_CHECKS_SQL, (schema, table)).scalars()
-        if any(re.sub(r"[`\s]", "", check).lower() == "json_valid(payload)" for check in checks):
+        valid = f"json_valid({column.name})".replace(" ", "")
+        if any(re.sub(r"[`\s]", "", check).lower() == valid for check in checks):
             return "json"
     return "text"

@@ -88,7 +88,7 @@ def look(connection: Connection, shape: TableShape) -> Picture:
     """Read the table's part of the picture."""
 
     def ask(sql: str) -> list[Any]:
-        return list(connection.exec_driver_sql(sql).all())
+        return list(connection.exec_driver_sql(shape.names.sql(sql)).all())
 
     age = "COALESCE(TIMESTAMPDIFF(SECOND, MIN(created_at), UTC_TIMESTAMP(6)), 0)"
     groups = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
+from cdc_relay.columns import Columns
 from cdc_relay.config import Settings
 from cdc_relay.database import quote
 from cdc_relay.outbox import OPTIONAL_COLUMNS
@@ -24,6 +25,7 @@ def grants(role: Role, account: str, settings: Settings, dialect: Dialect) -> li
     ``role`` with these settings, and nothing else: UPDATE is on the columns that a mark changes,
     never on a payload. The privileges ON *.* exist for whole servers only."""
     schema, table = settings.schema_and_table()
+    columns = Columns(settings.columns).sql(", ".join(_MARKED))
     name = f"{quote(schema)}.{quote(table)}"
     if role == "writer":
         return [f"GRANT INSERT ON {name} TO {account}"]
@@ -33,7 +35,7 @@ def grants(role: Role, account: str, settings: Settings, dialect: Dialect) -> li
         everywhere.insert(0, "REPLICATION SLAVE")
     if settings.mark_row_image == "minimal":
         everywhere.append("SESSION_VARIABLES_ADMIN" if dialect == "mysql" else "BINLOG ADMIN")
-    here = f"SELECT, UPDATE ({', '.join(_MARKED)})"
+    here = f"SELECT, UPDATE ({columns})"
     if settings.mark == "delete":
         here += ", DELETE"
     return [

@@ -7,7 +7,7 @@ beside it (sequences, the consumer's inbox) stand here too, so that there is one
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 
@@ -48,6 +48,17 @@ REQUIRED_COLUMNS: Final = (
     "updated_at",
 )
 OPTIONAL_COLUMNS: Final = ("headers", "last_error", "sent_at")
+COLUMNS: Final = (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS)
+
+DEBEZIUM_COLUMNS: Final[Mapping[str, str]] = {
+    "id": "outbox_id",
+    "event_id": "id",
+    "aggregate_type": "aggregatetype",
+    "aggregate_id": "aggregateid",
+    "event_type": "type",
+}
+"""Our columns in a table such as Debezium's outbox router expects. Its ``id`` is the event's; the
+number that gives rows their order is a column beside it."""
 
 
 class OutboxEvent(NamedTuple):

@@ -148,6 +148,7 @@ class Store:
         self._engine = engine
         self._shape = shape
         self._table = shape.quoted
+        self._sql = shape.names.sql
         self._max_tries = max_tries
         self._on_dead = on_dead
         self._mark = mark
@@ -644,9 +645,11 @@ class Store:
         with connected(self._engine) as connection:
             if uncommitted:  # of the next transaction only
                 connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
-            return list(connection.exec_driver_sql(sql, parameters).all())
+            return list(connection.exec_driver_sql(self._sql(sql), parameters).all())
 
     def _update(self, sql: str, parameters: tuple[object, ...]) -> int:
+        sql = self._sql(sql)
+
         def once() -> int:
             with self._engine.connect() as connection:
                 return connection.exec_driver_sql(sql, parameters).rowcount

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from sqlalchemy import Column, String, Table, types
 
-from cdc_relay.outbox import OPTIONAL_COLUMNS, PENDING, REQUIRED_COLUMNS
+from cdc_relay.outbox import COLUMNS, DEBEZIUM_COLUMNS, PENDING
 
 from .sql import quoted, quoted_table, tuple_of
 
@@ -15,13 +15,6 @@ KEYS: Final = ("event_id", "aggregate_type", "aggregate_id", "event_type")
 
 Names: TypeAlias = Mapping[str, str] | Literal["debezium"]
 """Our column names to those of the table; or what Debezium's outbox router expects."""
-
-_DEBEZIUM: Final = {
-    "event_id": "id",
-    "aggregate_type": "aggregatetype",
-    "aggregate_id": "aggregateid",
-    "event_type": "type",
-}
 
 
 class Insert:
@@ -31,8 +24,8 @@ class Insert:
 
     def __init__(self, table: Table, names: Names | None) -> None:
         """Raises ``ValueError`` with one line for a table that lacks a column."""
-        given = dict(_DEBEZIUM if names == "debezium" else names or {})
-        known = dict.fromkeys((*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS))
+        given = dict(DEBEZIUM_COLUMNS if names == "debezium" else names or {})
+        known = dict.fromkeys(COLUMNS)
         unknown = given.keys() - known.keys()
         if unknown:
             raise ValueError(f"names: {min(unknown)!r} is no column of an outbox table")

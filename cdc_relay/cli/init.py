@@ -9,6 +9,7 @@ from sqlalchemy import Connection, MetaData
 from sqlalchemy.exc import DBAPIError
 
 from cdc_relay.cli.options import DATABASE, LOGGING, settings_options
+from cdc_relay.columns import Columns
 from cdc_relay.config import Settings
 from cdc_relay.database import TableShape, connected, describe_table, engine
 from cdc_relay.outbox import outbox_table, table_ddl
@@ -31,7 +32,9 @@ def command(settings: Settings) -> None:
 
 def _init(connection: Connection, settings: Settings) -> None:
     name = ".".join(settings.schema_and_table())
-    create, *_ = statements = [text.replace("%", "%%") for text in table_ddl(settings.table)]
+    names = Columns(settings.columns)
+    ddl = [names.sql(text) for text in table_ddl(settings.table)]
+    create, *_ = statements = [text.replace("%", "%%") for text in ddl]
     existed = _exists(connection, settings)
     if not existed:
         # IF NOT EXISTS: another init may be faster.

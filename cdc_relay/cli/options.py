@@ -15,7 +15,7 @@ from cdc_relay.telemetry import configure_logging
 LOGGING: Final = ("log_format", "log_level")
 DATABASE: Final = (
     *("database_url", "database_password_file"),
-    *("database_tls_ca", "database_tls_cert", "database_tls_key", "table"),
+    *("database_tls_ca", "database_tls_cert", "database_tls_key", "table", "columns"),
 )
 KAFKA: Final = ("kafka_bootstrap", "name")
 

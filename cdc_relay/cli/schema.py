@@ -7,6 +7,7 @@ from typing import Final, get_args
 import click
 
 from cdc_relay.cli.options import settings_options
+from cdc_relay.columns import Columns
 from cdc_relay.config import Settings
 from cdc_relay.errors import ConfigError
 from cdc_relay.grants import ROLES, Dialect, Role, grants
@@ -25,7 +26,7 @@ _ACCOUNTS: Final[dict[Role, str]] = {
     "`cdc-relay schema --grants --table shop.outbox_event --role relay --account "
     "\"'relay'@'10.0.%'\"`.",
 )
-@settings_options("table", "database_url", "mark", "mark_row_image")
+@settings_options("table", "columns", "database_url", "mark", "mark_row_image")
 @click.option("--grants", "only_grants", is_flag=True, help="Print GRANT statements instead.")
 @click.option(
     "--role", type=click.Choice(ROLES), multiple=True, help="Of this role only. [default: all]"
@@ -45,8 +46,9 @@ def command(
     if not only_grants:
         if role or account:
             raise ConfigError("--role and --account go with --grants")
+        names = Columns(settings.columns)
         for statement in table_ddl(settings.table):
-            click.echo(statement + ";")
+            click.echo(names.sql(statement) + ";")
         return
     if "." not in settings.table and not settings.database_url:
         raise ConfigError("--grants: which schema? write --table schema.table, or database_url")

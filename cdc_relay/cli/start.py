@@ -133,7 +133,7 @@ def binlog_source(
         connect_arguments(settings),
         shape.schema,
         shape.table,
-        {field: field for field in OutboxEvent._fields},
+        {field: shape.names[field] for field in OutboxEvent._fields},
         server_id=settings.server_id or random_server_id(),
         replica_uuid=uuid.uuid4(),
         heartbeat=settings.heartbeat,

@@ -39,15 +39,17 @@ class Traffic(NamedTuple):
 
 def traffic(connection: Connection, settings: Settings, shape: TableShape) -> Traffic:
     """Look at the most recent rows and at the oldest pending one."""
-    rows = connection.exec_driver_sql(
+    sql = shape.names.sql(
         "SELECT aggregate_type, event_type, MAX(LENGTH(payload)) FROM (SELECT aggregate_type,"
         f" event_type, payload FROM {shape.quoted} ORDER BY id DESC LIMIT {_RECENT_ROWS})"
         " AS recent GROUP BY aggregate_type, event_type"
-    ).all()
-    age = connection.exec_driver_sql(
+    )
+    rows = connection.exec_driver_sql(sql).all()
+    sql = shape.names.sql(
         "SELECT TIMESTAMPDIFF(SECOND, MIN(created_at), UTC_TIMESTAMP(6))"
         f" FROM {shape.quoted} WHERE status = {PENDING}"
-    ).scalar()
+    )
+    age = connection.exec_driver_sql(sql).scalar()
     router = Router(settings.topic, shape.payload_kind)
     largest: dict[str, int] = {}
     unroutable = []

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from cdc_relay.binlog.stream import BinlogSource, random_server_id
+from cdc_relay.columns import Columns
 from cdc_relay.config import Settings
 from cdc_relay.database import connect_arguments, is_mariadb, quote
 from cdc_relay.doctor.finding import Finding, How, Level, literal
@@ -103,6 +104,7 @@ def check_grants(connection: Connection, settings: Settings, server: Server) -> 
     everywhere = {
         "REPLICATION CLIENT": "SHOW BINARY LOGS",
     }
+    named = Columns(settings.columns).sql
     columns = "status = status, retry_count = retry_count, next_retry_time = next_retry_time"
     here = {"SELECT": f"SELECT 1 FROM {name} LIMIT 0"}
     if settings.mark != "none":
@@ -113,7 +115,7 @@ def check_grants(connection: Connection, settings: Settings, server: Server) -> 
         here["DELETE"] = f"DELETE FROM {name} WHERE id = 0 AND status = -1"
     for privilege, statement in (everywhere | here).items():
         scope = "*.*" if privilege in everywhere else name
-        refusal = _refused(connection, statement)
+        refusal = _refused(connection, named(statement))
         yield _grant(privilege, scope, server, refusal)
     yield _grant("REPLICATION SLAVE", "*.*", server, _dump_refused(settings))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, MetaData
@@ -11,11 +12,12 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateColumn
 
+from cdc_relay.columns import Columns
 from cdc_relay.config import Settings
 from cdc_relay.database import describe_table, quote
 from cdc_relay.doctor.finding import Finding, How, Level
 from cdc_relay.errors import SourceError
-from cdc_relay.outbox import REQUIRED_COLUMNS, outbox_table, upgrade_ddl
+from cdc_relay.outbox import OPTIONAL_COLUMNS, REQUIRED_COLUMNS, outbox_table, upgrade_ddl
 
 _LIMITS: Final = {
     "tinyint": 1 << 7,
@@ -39,6 +41,14 @@ class _Column(NamedTuple):
 
 def check_table(connection: Connection, settings: Settings) -> Iterator[Finding]:
     """Everything about the table; ends early where it cannot be read at all."""
+    names = Columns(settings.columns)
+    for finding in _check_table(connection, settings, names):
+        sql = finding.how == "sql"
+        yield replace(finding, mend=tuple(map(names.sql, finding.mend))) if sql else finding
+
+
+def _check_table(connection: Connection, settings: Settings, names: Columns) -> Iterator[Finding]:
+    """The findings, their statements in our names of the columns."""
     schema, table = settings.schema_and_table()
     name = f"{quote(schema)}.{quote(table)}"
     found = connection.exec_driver_sql(
@@ -52,27 +62,27 @@ def check_table(connection: Connection, settings: Settings) -> Iterator[Finding]
     yield _found("table", "ok", f"{name} is there")
     if found[2] == "BASE TABLE":
         yield _engine(name, str(found[3]))
-    columns = _columns(connection, schema, table)
+    columns = {names.key(key): column for key, column in _columns(connection, schema, table)}
     lacking = [column for column in REQUIRED_COLUMNS if column not in columns]
     if lacking:
         yield _found(
             "columns",
             "failure",
-            f"{name} lacks {', '.join(lacking)}",
-            tuple(f"ALTER TABLE {name} ADD COLUMN {_ours(column)};" for column in lacking),
+            f"{name} lacks {', '.join(names[column] for column in lacking)}",
+            _adding(name, lacking, columns, _indexed(connection, schema, table, names)[0]),
         )
         return
     yield from _key(name, columns, found[4])
     yield from _status(name, columns)
     yield from _identity(name, columns)
     yield _created_at(connection, name, columns["created_at"])
-    yield from _indexes(connection, schema, table, columns)
+    yield from _indexes(connection, schema, table, names)
     yield from _triggers(connection, schema, table)
     yield from _foreign_keys(connection, schema, table)
     try:
         describe_table(connection, settings)
     except SourceError as error:
-        yield _found("shape", "failure", str(error), _statement(name, str(error)))
+        yield _found("shape", "failure", str(error), _statement(name, str(error), names))
     else:
         yield _found("shape", "ok", "the relay can read and mark its rows")
 
@@ -120,16 +130,44 @@ def _engine(name: str, engine: str) -> Finding:
     )
 
 
-def _columns(connection: Connection, schema: str, table: str) -> Mapping[str, _Column]:
+def _columns(connection: Connection, schema: str, table: str) -> list[tuple[str, _Column]]:
     rows = connection.exec_driver_sql(
         "SELECT LOWER(COLUMN_NAME), LOWER(DATA_TYPE), LOWER(COLUMN_TYPE), IS_NULLABLE = 'YES',"
         " COALESCE(COLUMN_DEFAULT, ''), COALESCE(COLLATION_NAME, ''), LOWER(EXTRA)"
         " FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
         (schema, table),
     ).all()
-    return {
-        row[0]: _Column(row[1], row[2], bool(row[3]), str(row[4]), row[5], row[6]) for row in rows
-    }
+    return [
+        (row[0], _Column(row[1], row[2], bool(row[3]), str(row[4]), row[5], row[6])) for row in rows
+    ]
+
+
+def _adding(
+    name: str,
+    lacking: list[str],
+    there: Collection[str],
+    indexes: Mapping[str, tuple[str, ...]],
+) -> tuple[str, ...]:
+    """The statements that add required columns. Rows of a table that had no number count as sent:
+    another relay has sent them, and their order is not known. Whoever thinks otherwise sets their
+    status to 0. It gets the optional columns as well: it is rewritten anyway."""
+    parts = []
+    if "id" in lacking:
+        # One that has a key of another kind (a UUID) keeps it as a unique one.
+        key = indexes.get("PRIMARY")
+        if key is not None:
+            parts += ["DROP PRIMARY KEY", f"ADD UNIQUE KEY uk_event_id ({', '.join(key)})"]
+        parts.append(f"ADD COLUMN {_ours('id')} PRIMARY KEY")
+        lacking = [*lacking, *(column for column in OPTIONAL_COLUMNS if column not in there)]
+    for column in lacking:
+        if column != "id":
+            kind = _ours(column)
+            foreign = column == "status" and "id" in lacking
+            parts.append(f"ADD COLUMN {kind.replace('0', '1') if foreign else kind}")
+    statements = [f"ALTER TABLE {name} {', '.join(parts)};"]
+    if {"id", "status"} <= set(lacking):
+        statements.append(f"ALTER TABLE {name} ALTER COLUMN status SET DEFAULT 0;")
+    return tuple(statements)
 
 
 def _key(name: str, columns: Mapping[str, _Column], next_id: object) -> Iterator[Finding]:
@@ -222,10 +260,10 @@ def _created_at(connection: Connection, name: str, column: _Column) -> Finding:
     )
 
 
-def _indexes(
-    connection: Connection, schema: str, table: str, columns: Mapping[str, _Column]
-) -> Iterator[Finding]:
-    name = f"{quote(schema)}.{quote(table)}"
+def _indexed(
+    connection: Connection, schema: str, table: str, names: Columns
+) -> tuple[dict[str, tuple[str, ...]], set[str]]:
+    """The columns of each index, and which indexes are unique."""
     rows = connection.exec_driver_sql(
         "SELECT INDEX_NAME, LOWER(COLUMN_NAME), NON_UNIQUE FROM information_schema.STATISTICS"
         " WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s ORDER BY INDEX_NAME, SEQ_IN_INDEX",
@@ -233,8 +271,13 @@ def _indexes(
     ).all()
     indexes: dict[str, tuple[str, ...]] = {}
     for index, column, _ in rows:
-        indexes[index] = (*indexes.get(index, ()), str(column))
-    unique = {index for index, _, shared in rows if not int(shared)}
+        indexes[index] = (*indexes.get(index, ()), names.key(str(column)))
+    return indexes, {index for index, _, shared in rows if not int(shared)}
+
+
+def _indexes(connection: Connection, schema: str, table: str, names: Columns) -> Iterator[Finding]:
+    name = f"{quote(schema)}.{quote(table)}"
+    indexes, unique = _indexed(connection, schema, table, names)
     if indexes.get("PRIMARY", ("",))[0] != "id":
         yield _found(
             "primary_key",
@@ -319,13 +362,14 @@ def _ours(column: str) -> str:
     return str(CreateColumn(table.columns[column]).compile(dialect=mysql.dialect()))
 
 
-def _statement(name: str, text: str) -> tuple[str, ...]:
+def _statement(name: str, text: str, names: Columns) -> tuple[str, ...]:
     """The statement that mends what an error of ours says: its own end, or the column's type."""
     _, found, statement = text.rpartition(": ALTER TABLE ")
     if found:
         return (f"ALTER TABLE {statement};",)
     wrong = re.search(r"column (\w+) is of type", text)
-    return (f"ALTER TABLE {name} MODIFY {_ours(wrong[1])};",) if wrong else ()
+    ours = names.ours(wrong[1]) if wrong else None
+    return (f"ALTER TABLE {name} MODIFY {_ours(ours)};",) if ours else ()
 
 
 def _found(

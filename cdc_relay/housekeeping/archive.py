@@ -82,6 +82,7 @@ class Archive:
     def move(self, connection: Connection, where: str, parameters: tuple[object, ...]) -> int:
         """Move the rows that ``where`` names, within the open transaction; return how many."""
         table = self._shape.quoted
+        where = self._shape.names.sql(where)
         try:
             inserted = connection.exec_driver_sql(
                 f"{self._verb} INTO {self._quoted} ({self._columns})"
@@ -110,13 +111,13 @@ class Archive:
         generated columns' expressions, partitions and the outbox's own indexes."""
         names = ", ".join(quote(name) for name in columns).replace("%", "%%")
         with connected(self._pool) as connection:
-            connection.exec_driver_sql(
+            sql = self._shape.names.sql(
                 f"CREATE TABLE IF NOT EXISTS {self._quoted} (PRIMARY KEY (id, event_id),"
                 " KEY idx_event_id (event_id),"
                 " KEY idx_aggregate (aggregate_type, aggregate_id), KEY idx_created (created_at))"
-                f" ENGINE = InnoDB SELECT {names} FROM {self._shape.quoted} LIMIT 0",
-                (),
+                f" ENGINE = InnoDB SELECT {names} FROM {self._shape.quoted} LIMIT 0"
             )
+            connection.exec_driver_sql(sql, ())
         log.info("archive table created", table=self.name)
 
     def _describe(self, place: tuple[str, str]) -> list[_Column]:

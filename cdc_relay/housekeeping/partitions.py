@@ -50,6 +50,7 @@ class Partitions:
         self._shape = shape
         self._table = shape.quoted
         self._old = old
+        self._sql = shape.names.sql
         self._by_status = shape.force_index("status")
 
     def drop(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Dropped]:
@@ -135,10 +136,10 @@ class Partitions:
             try:
                 # Waits for every transaction that has written to the table: none is open then.
                 connection.exec_driver_sql(f"LOCK TABLES {self._table} WRITE")
-                now = connection.exec_driver_sql(
-                    f"SELECT COALESCE(MAX(id), 0) FROM {self._table} {_partition(name)}"
-                ).scalar_one()
-                if int(now) != highest or connection.exec_driver_sql(self._foreign(name)).all():
+                highest_sql = f"SELECT COALESCE(MAX(id), 0) FROM {self._table} {_partition(name)}"
+                now = connection.exec_driver_sql(self._sql(highest_sql)).scalar_one()
+                foreign = self._sql(self._foreign(name))
+                if int(now) != highest or connection.exec_driver_sql(foreign).all():
                     log.info("partition kept, rows came meanwhile", partition=name)
                     return False
                 dropped = quote(name).replace("%", "%%")
@@ -152,7 +153,7 @@ class Partitions:
 
     def _read(self, sql: str, parameters: tuple[object, ...] = ()) -> list[Any]:
         with connected(self._pool) as connection:
-            return list(connection.exec_driver_sql(sql, parameters).all())
+            return list(connection.exec_driver_sql(self._sql(sql), parameters).all())
 
 
 def _partition(*names: str) -> str:

@@ -60,11 +60,14 @@ class OldRows:
                 " '%%Y-%%m-%%d %%H:%%i:%%s.%%f')",
                 (round(older_than_s * 1_000_000),),
             ).all()
+        self._sql = shape.names.sql
         self._hint = shape.force_index("status", "created_at")
         if not self._hint:
             log.warning(
                 "the table has no index on (status, created_at): walking all of it by primary key",
-                mend=f"CREATE INDEX idx_status_created ON {shape.quoted} (status, created_at)",
+                mend=self._sql(
+                    f"CREATE INDEX idx_status_created ON {shape.quoted} (status, created_at)"
+                ),
             )
 
     def batches(
@@ -88,7 +91,7 @@ class OldRows:
 
     def delete(self, connection: Connection, where: str, parameters: tuple[object, ...]) -> int:
         """Delete the rows of a batch; return how many."""
-        sql = f"{self._shape.delete} WHERE {where}"
+        sql = self._sql(f"{self._shape.delete} WHERE {where}")
         return connection.exec_driver_sql(sql, parameters).rowcount
 
     def left(self) -> dict[str, int]:
@@ -96,11 +99,11 @@ class OldRows:
         that is none of ours by its number."""
         # As two ranges of the status index: sent rows are not walked.
         with connected(self._pool) as connection:
-            found = connection.exec_driver_sql(
+            sql = self._sql(
                 f"SELECT status, COUNT(*) FROM {self._shape.quoted}{self._hint}"
-                f" WHERE (status < {SENT} OR status > {SENT}) AND created_at < %s GROUP BY status",
-                (self.cutoff,),
-            ).all()
+                f" WHERE (status < {SENT} OR status > {SENT}) AND created_at < %s GROUP BY status"
+            )
+            found = connection.exec_driver_sql(sql, (self.cutoff,)).all()
         counts = {"pending": 0, "dead": 0}
         return counts | {
             STATUS_NAMES.get(int(status), str(status)): int(count) for status, count in found
@@ -148,7 +151,7 @@ class OldRows:
             f"SELECT id, created_at FROM {self._shape.quoted}{self._shape.force_index('id')}"
             f" WHERE id IN %s AND {self.condition(status)} FOR UPDATE SKIP LOCKED"
         )
-        found = connection.exec_driver_sql(sql, (keys, self.cutoff)).all()
+        found = connection.exec_driver_sql(self._sql(sql), (keys, self.cutoff)).all()
         return [(int(key), time) for key, time in found]
 
     def _named(self, status: int, found: list[tuple[int, Any]]) -> tuple[str, tuple[object, ...]]:
@@ -181,6 +184,7 @@ class _ByAge:
         if shape.columns["created_at"].nullable:
             dated = f"(created_at IS NULL OR {dated})"
         hint = shape.force_index("status", "created_at")
+        self._sql = shape.names.sql
         self._head = (
             f"SELECT id, created_at FROM {shape.quoted}{hint}"
             f" WHERE {rows.condition(status)} AND {dated}"
@@ -200,7 +204,8 @@ class _ByAge:
         elif key is not None:  # rows without a date (NULL, zero) come first in the index, by id
             behind = " AND (created_at >= '1000-01-01' OR id > %s)"
             parameters += (key,)
-        found = connection.exec_driver_sql(self._head + behind + self._tail, parameters).all()
+        sql = self._sql(self._head + behind + self._tail)
+        found = connection.exec_driver_sql(sql, parameters).all()
         if not found:
             return None
         last = found[-1]
@@ -216,7 +221,7 @@ class _ByKey:
     at each time."""
 
     def __init__(self, rows: OldRows, shape: TableShape, status: int, limit: int) -> None:
-        self._sql = (
+        self._sql = shape.names.sql(
             f"SELECT id, COALESCE({rows.condition(status)}, FALSE) FROM {shape.quoted}"
             f"{shape.force_index('id')} WHERE id > %s ORDER BY id LIMIT {int(limit)}"
         )
