@@ -119,9 +119,16 @@ class Audit:
         return self.report
 
     def _write_rows(self, files: list[IO[bytes]], since_us: int, until_us: int) -> None:
+        by_type = self._router.by_type
         for chunk in self._store.keys(since_us, until_us, _STEP_ROWS):
-            for row_id, event_id, kind, key, event_type, status in chunk:
-                topic = self._topic(kind, event_type)
+            for row_id, event_id, kind, key, event_type, status, *extra in chunk:
+                if by_type:
+                    topic = self._topic(kind, event_type)
+                else:
+                    # The text of a column is bytes in an event.
+                    values = [one.encode() if isinstance(one, str) else one for one in extra]
+                    names = (row_id, event_id, kind, key, event_type)
+                    topic = self._topic_of(OutboxEvent(*names, None, None, None, tuple(values)))
                 if topic is None:
                     if not self._only:
                         self.report.rows += 1
@@ -202,14 +209,15 @@ class Audit:
         names = (kind, event_type)
         if names not in self._by_type:
             event = OutboxEvent(1, "-", kind, "-", event_type, None, None, None)
-            try:
-                topic = self._router.route(event).topic
-            except UnroutableError:
-                self._by_type[names] = None
-            else:
-                wanted = not self._only or topic in self._only
-                self._by_type[names] = self._number(topic) if wanted else None
+            self._by_type[names] = self._topic_of(event)
         return self._by_type[names]
+
+    def _topic_of(self, event: OutboxEvent) -> int | None:
+        try:
+            topic = self._router.topic(event)
+        except UnroutableError:
+            return None
+        return self._number(topic) if not self._only or topic in self._only else None
 
     def _number(self, topic: str) -> int:
         return self._numbers.setdefault(topic, len(self._numbers))

@@ -12,6 +12,7 @@ where it was read and what is allowed.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -35,7 +36,8 @@ from cdc_relay import columns as outbox_columns
 from cdc_relay.cloudevents import PayloadKind
 from cdc_relay.errors import ConfigError
 from cdc_relay.outbox import DEFAULT_TABLE
-from cdc_relay.router import Router, check_template
+from cdc_relay.router import Router, ShapedRouter, ValueKind, check_extra_columns
+from cdc_relay.routing import ExtraColumn, Route, Routing, check_template
 
 ENV_PREFIX: Final = "CDC_RELAY_"
 _KAFKA_ENV_PREFIX: Final = "CDC_RELAY_KAFKA_"
@@ -130,7 +132,23 @@ class Settings(BaseModel):
     )
     topic: str = Field(
         "outbox.event.{aggregate_type}",
-        description="Topic template; {aggregate_type}, {event_type}.",
+        description="Topic template; {aggregate_type}, {event_type} or any other column.",
+    )
+    routes: tuple[Route, ...] = Field(
+        (),
+        description="Topics by regular expression, tables of match, topic and column; the first "
+        "that matches wins over topic. JSON in the variable.",
+    )
+    topic_column: str = Field(
+        "", description="Column that names the topic of its row; NULL or empty leaves it to topic."
+    )
+    partition_column: str = Field(
+        "", description="Column that names the partition of its row; NULL leaves it to the key."
+    )
+    extra_columns: tuple[ExtraColumn, ...] = Field(
+        (),
+        description="Columns that records carry besides: column:header or column:envelope, each "
+        "with :name behind it for another name; commas between.",
     )
     format: Literal["raw", "cloudevents", "cloudevents-structured"] = Field(
         "raw", description="Form of a record: the payload itself, or CloudEvents 1.0."
@@ -314,6 +332,31 @@ class Settings(BaseModel):
             raise ValueError(f"{value!r} is not a table name; write table or schema.table")
         return value
 
+    @field_validator("routes", mode="before")
+    @classmethod
+    def _check_routes(cls, value: object) -> object:
+        if isinstance(value, str):
+            try:
+                value = json.loads(value) if value.strip() else ()
+            except ValueError:
+                raise ValueError(
+                    'is not JSON; write [{"match": "…", "topic": "…", "column": "…"}]'
+                ) from None
+        if not isinstance(value, (list, tuple)):
+            raise ValueError("is not a list; write [[routes]] with match, topic and column")
+        return tuple(one if isinstance(one, Route) else Route.parse(one) for one in value)
+
+    @field_validator("extra_columns", mode="before")
+    @classmethod
+    def _check_extra_columns(cls, value: object) -> object:
+        if isinstance(value, str):
+            value = [one for one in value.split(",") if one.strip()]
+        if not isinstance(value, (list, tuple)):
+            raise ValueError('is not a list; write ["column:header", …]')
+        return tuple(
+            one if isinstance(one, ExtraColumn) else ExtraColumn.parse(one) for one in value
+        )
+
     @field_validator("columns", mode="before")
     @classmethod
     def _check_columns(cls, value: object) -> object:
@@ -330,6 +373,12 @@ class Settings(BaseModel):
     def _check_topic(cls, value: str) -> str:
         check_template(value)
         return value
+
+    @model_validator(mode="after")
+    def _check_routing(self) -> Self:
+        self.routing()
+        check_extra_columns(self.extra_columns, self.format)
+        return self
 
     @model_validator(mode="after")
     def _check_times(self) -> Self:
@@ -384,9 +433,27 @@ class Settings(BaseModel):
         """Seconds of silence that turn /healthz red."""
         return self.health_timeout or self.read_timeout + self.heartbeat
 
-    def router(self, payload_kind: PayloadKind) -> Router:
-        """The router of rows whose payload column is of that kind."""
-        return Router(self.topic, payload_kind, self.format, self.cloudevents_source)
+    def routing(self) -> Routing:
+        """Where records go, and what they carry besides."""
+        return Routing(
+            self.topic,
+            self.routes,
+            self.topic_column,
+            self.partition_column,
+            self.extra_columns,
+            outbox_columns.Columns(self.columns),
+        )
+
+    def router(
+        self, payload_kind: PayloadKind, extra: Mapping[str, ValueKind] | None = None
+    ) -> Router:
+        """The router of rows whose payload and extra columns are of these kinds."""
+        routing = self.routing()
+        if not self.partition_column and not self.extra_columns:
+            return Router(routing, payload_kind, self.format, self.cloudevents_source)
+        return ShapedRouter(
+            routing, payload_kind, self.format, self.cloudevents_source, extra or {}
+        )
 
     def schema_and_table(self) -> tuple[str, str]:
         """Schema and table; the schema is the URL's where ``table`` names none."""

@@ -7,6 +7,7 @@ through ``database_errors`` as one clear line of the error tree.
 
 from __future__ import annotations
 
+import difflib
 import random
 import re
 import ssl
@@ -27,6 +28,7 @@ from cdc_relay.columns import Columns
 from cdc_relay.config import Settings
 from cdc_relay.errors import ConfigError, SourceError, SourceUnavailableError
 from cdc_relay.outbox import COLUMNS, REQUIRED_COLUMNS
+from cdc_relay.router import ValueKind
 
 _CONNECT_TIMEOUT_S: Final = 10
 # Long enough for a count over a large table; short enough that a dead link is noticed.
@@ -345,6 +347,9 @@ class TableShape:
     payload_kind: PayloadKind
     indexes: Mapping[str, tuple[str, ...]]
     """Columns of each index by its name."""
+    extra: Mapping[str, ValueKind] = field(default_factory=dict)
+    """The columns of the service's that the settings ask for, in the order of
+    ``OutboxEvent.extra``."""
     names: Columns = field(default_factory=Columns)
     """What the table calls the columns that are ours. ``columns`` and ``indexes`` go by our names,
     as all SQL text does until ``names.sql``."""
@@ -356,6 +361,15 @@ class TableShape:
             if indexed[: len(columns)] == columns:
                 return f" FORCE INDEX ({quote(name)})".replace("%", "%%")
         return ""
+
+    @property
+    def extra_sql(self) -> str:
+        """SQL of the extra columns for the end of a SELECT list, a comma before each: as the text
+        that the server prints, or as bytes."""
+        return "".join(
+            f", `{name}`" if kind == "binary" else f", CONVERT(`{name}` USING utf8mb4)"
+            for name, kind in self.extra.items()
+        )
 
     @property
     def delete(self) -> str:
@@ -435,7 +449,18 @@ def describe_table(connection: Connection, settings: Settings) -> TableShape:
                 "TINYINT NOT NULL DEFAULT 0"
             )
         kind = _payload_kind(connection, schema, table, columns["payload"])
-    return TableShape(found[0], found[1], columns, kind, indexes, names)
+        extra = {
+            name: _extra_kind(
+                full_name,
+                name,
+                setting,
+                columns,
+                names,
+                lambda column: _payload_kind(connection, schema, table, column),
+            )
+            for name, setting in settings.routing().used_by.items()
+        }
+    return TableShape(found[0], found[1], columns, kind, indexes, extra, names)
 
 
 _TABLE_SQL: Final = (
@@ -496,6 +521,40 @@ def _check_shape(
                 f"table {name}: column {names[column]} is of type {shape.data_type}; it must be "
                 f"one of {', '.join(_TYPES[column])}"
             )
+
+
+_NUMBERS: Final = (*_INTEGERS, "decimal", "year")
+_PRINTED: Final = ("enum", "set", "date", "time", *_TIMES)
+
+
+def _extra_kind(
+    table: str,
+    name: str,
+    setting: str,
+    columns: Mapping[str, ColumnShape],
+    names: Columns,
+    payload_kind: Callable[[ColumnShape], PayloadKind],
+) -> ValueKind:
+    column = columns.get(names.key(name))
+    if column is None:
+        close = difflib.get_close_matches(name, [one.strip("`") for one in columns], n=1)
+        raise SourceError(
+            f"table {table} has no column {name}, which {setting} names"
+            + (f"; did you mean {close[0]}?" if close else "")
+        )
+    kinds: tuple[str, ...] = (*_TEXTS, *_BINARIES, *_NUMBERS, *_PRINTED, "json")
+    if setting == "partition_column":
+        kinds = _INTEGERS
+    elif setting == "topic_column":
+        kinds = (*_TEXTS, "enum")
+    if column.data_type not in kinds:
+        raise SourceError(
+            f"table {table}: column {name}, which {setting} names, is of type {column.data_type}; "
+            f"it must be one of {', '.join(kinds)}"
+        )
+    if column.data_type in _NUMBERS:
+        return "number"
+    return "text" if column.data_type in _PRINTED else payload_kind(column)
 
 
 def _payload_kind(

@@ -84,6 +84,9 @@ class OutboxEvent(NamedTuple):
     """JSON text of the ``headers`` column; None where it is SQL NULL or the column is absent."""
     created_at: int | None
     """Microseconds since 1970-01-01 UTC; None where the column holds NULL or a zero date."""
+    extra: tuple[bytes | None, ...] = ()
+    """Columns of the service's that the settings ask for, in the order of the settings, each as
+    the bytes of the text that a SELECT prints, or as its own bytes where it is binary."""
 
 
 # The server's UTC clock whatever time zone the inserting session has; CURRENT_TIMESTAMP would

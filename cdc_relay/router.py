@@ -6,9 +6,10 @@ headers and timestamp whichever way it was read.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
@@ -16,14 +17,14 @@ from cdc_relay import cloudevents
 from cdc_relay.cloudevents import PayloadKind
 from cdc_relay.errors import UnroutableError
 from cdc_relay.outbox import OutboxEvent
+from cdc_relay.routing import ExtraColumn, Routing
 
-_TOPIC_FIELDS: Final = ("aggregate_type", "event_type")
-_PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
-# https://kafka.apache.org/documentation: letters, digits, '.', '_', '-'; at most 249 characters.
-_LEGAL_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 Format = Literal["raw", "cloudevents", "cloudevents-structured"]
 """Raw: the payload is the value, and the headers of ours describe it. CloudEvents in binary mode:
 ``ce_`` headers besides. Structured: the value is a CloudEvents document."""
+
+ValueKind = Literal["text", "number", "json", "binary"]
+"""What a column holds, for its place in a JSON document."""
 
 _CONTENT_TYPES: Final[dict[str, bytes]] = {
     "json": b"application/json",
@@ -38,6 +39,12 @@ _CLOUDEVENTS_HEADERS: Final = frozenset(
     f"ce_{name}"
     for name in ("specversion", "id", "source", "type", "subject", "time", "aggregatetype")
 )
+# Names of CloudEvents extensions (section "Attribute Naming Convention").
+_ATTRIBUTE: Final = re.compile(
+    r"(?!(?:partitionkey|datacontenttype|dataschema|data)$)[a-z0-9]{1,20}"
+)
+# A JSON number; what ZEROFILL prints is none.
+_NUMBER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -55,26 +62,33 @@ class Record(NamedTuple):
     """-1 leaves it to the partitioner, so to the key."""
 
 
-def check_template(template: str) -> None:
-    """Raise ``ValueError`` with one line if ``template`` can never give a topic name."""
-    for field in _PLACEHOLDER.findall(template):
-        if field not in _TOPIC_FIELDS:
-            allowed = ", ".join("{" + name + "}" for name in _TOPIC_FIELDS)
-            raise ValueError(f"{{{field}}} is not a placeholder; use {allowed}")
-    rest = _PLACEHOLDER.sub("x", template)
-    if _LEGAL_TOPIC.fullmatch(rest) is None:
-        raise ValueError(f"{template!r} is not a topic name; letters, digits, '.', '_' and '-' are")
-
-
-def topics_of(template: str, names: Iterable[str]) -> list[str]:
-    """Return those of ``names`` that ``template`` can have given, sorted."""
-    parts = [re.escape(part) for part in _PLACEHOLDER.split(template)[::2]]
-    like = re.compile("[A-Za-z0-9._-]+".join(parts))
-    return sorted(name for name in names if like.fullmatch(name))
+def check_extra_columns(columns: Sequence[ExtraColumn], form: Format) -> None:
+    """Raise ``ValueError`` with one line for a name that a record of this form cannot carry."""
+    taken: set[tuple[str, str]] = set()
+    for column, place, name in columns:
+        field = place == "envelope"
+        if (place, name) in taken:
+            raise ValueError(f"extra_columns: {place} {name!r} is there twice")
+        taken.add((place, name))
+        if field and form != "raw":
+            if _ATTRIBUTE.fullmatch(name) is None or f"ce_{name}" in _CLOUDEVENTS_HEADERS:
+                raise ValueError(
+                    f"extra_columns: {name!r} is no name of a CloudEvents extension (a to z and 0 "
+                    f"to 9, 20 at most, none of its own): write {column}:envelope:name"
+                )
+        elif field and name.startswith("payload"):
+            raise ValueError(f"extra_columns: {name!r} is the envelope's own: write another name")
+        elif not field and (
+            name in RESERVED_HEADERS or "\0" in name or (form != "raw" and name.startswith("ce_"))
+        ):
+            raise ValueError(
+                f"extra_columns: {name!r} is a header of the record's own: write "
+                f"{column}:header:name"
+            )
 
 
 class Router:
-    """Turns events into records by a topic template.
+    """Turns events into records.
 
     ``route`` raises ``UnroutableError`` for an event that Kafka could never take; the name is
     refused as it is, never cleaned, because cleaning would merge two aggregate types. One thread.
@@ -82,17 +96,18 @@ class Router:
 
     def __init__(
         self,
-        topic_template: str,
+        routing: Routing | str,
         payload_kind: PayloadKind = "json",
         form: Format = "raw",
         cloudevents_source: str = "/cdc-relay",
     ) -> None:
-        check_template(topic_template)
-        self._template = topic_template
+        """``routing`` may be a topic template alone."""
+        self._routing = Routing(routing) if isinstance(routing, str) else routing
         self._topics: dict[tuple[str, str], str] = {}
         self._kind = payload_kind
         self._content_type = _CONTENT_TYPES[payload_kind]
         self._raw = form == "raw"
+        self._taken: Collection[str] = () if self._raw else _CLOUDEVENTS_HEADERS
         self._structured = form == "cloudevents-structured"
         self._source = cloudevents_source
         self._second: int | None = None
@@ -107,7 +122,7 @@ class Router:
         names = (event.aggregate_type, event.event_type)
         topic = self._topics.get(names)
         if topic is None:
-            topic = self._topic(*names)
+            topic = self.topic(event)
         key = event.aggregate_id.encode()
         headers: list[tuple[str, bytes | None]] = [
             ("id", event.event_id.encode()),
@@ -136,19 +151,21 @@ class Router:
                 headers += cloudevents.binary_headers(event, self._source.encode(), time)
         headers.append(("content-type", content_type))
         if event.headers is not None:
-            headers += _row_headers(event.headers, () if self._raw else _CLOUDEVENTS_HEADERS)
+            headers += _row_headers(event.headers, self._taken)
         return Record(topic, key, value, headers, timestamp_ms)
 
-    def _topic(self, aggregate_type: str, event_type: str) -> str:
-        fields = {"aggregate_type": aggregate_type, "event_type": event_type}
-        topic = _PLACEHOLDER.sub(lambda match: fields[match[1]], self._template)
-        if _LEGAL_TOPIC.fullmatch(topic) is None or topic in (".", ".."):
-            raise UnroutableError(
-                f"topic {topic!r} is not a Kafka topic name; letters, digits, '.', '_' and '-' are"
-            )
-        if len(self._topics) >= 10_000:  # types are few; whoever has more must not fill memory
-            self._topics.clear()
-        self._topics[aggregate_type, event_type] = topic
+    @property
+    def by_type(self) -> bool:
+        """Whether aggregate type and event type alone decide the topic."""
+        return self._routing.by_type
+
+    def topic(self, event: OutboxEvent) -> str:
+        """The topic of ``event``, as ``route`` gives it; says nothing about the rest of it."""
+        topic = self._routing.topic(event)
+        if self._routing.by_type:
+            if len(self._topics) >= 10_000:  # types are few; whoever has more must not fill memory
+                self._topics.clear()
+            self._topics[event.aggregate_type, event.event_type] = topic
         return topic
 
     def _rfc3339(self, microseconds: int) -> bytes:
@@ -161,6 +178,86 @@ class Router:
             self._second_text = moment.strftime("%Y-%m-%dT%H:%M:%S").rjust(19, "0")
             self._second = second
         return f"{self._second_text}.{fraction:06d}Z".encode()
+
+
+class ShapedRouter(Router):
+    """A router whose records name their partition, or carry more columns."""
+
+    def __init__(
+        self,
+        routing: Routing,
+        payload_kind: PayloadKind,
+        form: Format,
+        cloudevents_source: str,
+        kinds: Mapping[str, ValueKind],
+    ) -> None:
+        """``kinds``: of the columns in ``OutboxEvent.extra``."""
+        super().__init__(routing, payload_kind, form, cloudevents_source)
+        self._headers = [
+            (one.name, read) for read, one in routing.extra_columns if one.place == "header"
+        ]
+        self._fields = [
+            (one.name, read, kinds.get(one.column.lower(), "text"))
+            for read, one in routing.extra_columns
+            if one.place == "envelope"
+        ]
+        names = [name for name, _ in self._headers]
+        if self._raw and self._fields:
+            self._content_type = _CONTENT_TYPES["json"]
+        elif not self._raw:
+            names += [f"ce_{name}" for name, _, _ in self._fields]
+        self._taken = frozenset((*self._taken, *names))
+
+    def route(self, event: OutboxEvent) -> Record:
+        """As ``Router.route``; what the row's own columns say comes on top."""
+        topic, key, value, headers, timestamp_ms, _ = super().route(event)
+        if self._fields:
+            values = [(name, kind, read(event)) for name, read, kind in self._fields]
+            if self._raw:
+                value = None if value is None else self._enveloped(value, values)
+            else:
+                # Attributes are never null, and numbers only up to 32 bits: so they are text.
+                texts = [(name, _plain(kind, one)) for name, kind, one in values if one is not None]
+                if self._structured and value is not None:
+                    fields = [_member(name, _quoted(one)) for name, one in texts]
+                    value = b"{" + b"".join([one + b", " for one in fields]) + value[1:]
+                else:
+                    headers += [(f"ce_{name}", one) for name, one in texts]
+        headers += [(name, read(event)) for name, read in self._headers]
+        partition = self._routing.partition(event)
+        return Record(topic, key, value, headers, timestamp_ms, partition)
+
+    def _enveloped(
+        self, payload: bytes, values: Sequence[tuple[str, ValueKind, bytes | None]]
+    ) -> bytes:
+        """``{"payload": …, name: value, …}``; a JSON payload stands in it byte for byte."""
+        if self._kind == "json":
+            members = [_member("payload", payload)]
+        elif self._kind == "text":
+            members = [_member("payload", _quoted(payload))]
+        else:
+            members = [_member("payload_base64", _quoted(base64.b64encode(payload)))]
+        for name, kind, value in values:
+            if value is None:
+                text = b"null"
+            elif kind == "json" or (kind == "number" and _NUMBER.fullmatch(value)):
+                text = value
+            else:
+                text = _quoted(_plain(kind, value))
+            members.append(_member(name, text))
+        return b"{" + b", ".join(members) + b"}"
+
+
+def _plain(kind: ValueKind, value: bytes) -> bytes:
+    return base64.b64encode(value) if kind == "binary" else value
+
+
+def _quoted(text: bytes) -> bytes:
+    return json.dumps(text.decode(), ensure_ascii=False).encode()
+
+
+def _member(name: str, value: bytes) -> bytes:
+    return json.dumps(name, ensure_ascii=False).encode() + b": " + value
 
 
 def _row_headers(text: bytes, ours: Collection[str] = ()) -> list[tuple[str, bytes | None]]:

@@ -262,10 +262,10 @@ class Store:
         return [(event, status) for event, _, status in self._events(ids)]
 
     def keys(self, since_us: int, until_us: int, limit: int) -> Iterator[list[Any]]:
-        """Yield (id, event_id, aggregate_type, aggregate_id, event_type, status) of the rows of
-        any status with ``since_us`` <= created_at < ``until_us`` (microseconds since 1970), in id
-        order, from at most ``limit`` ids' worth of the table at a time. No read view outlives a
-        step."""
+        """Yield (id, event_id, aggregate_type, aggregate_id, event_type, status, and the extra
+        columns) of the rows of any status with ``since_us`` <= created_at < ``until_us``
+        (microseconds since 1970), in id order, from at most ``limit`` ids' worth of the table at a
+        time. No read view outlives a step."""
         ends = [f"'1970-01-01' + INTERVAL {int(at)} MICROSECOND" for at in (since_us, until_us)]
         within = f"created_at >= {ends[0]} AND created_at < {ends[1]}"
         # Each status is a range of (status, created_at), which holds the id.
@@ -279,8 +279,9 @@ class Store:
         while high is not None and after_id < int(high):
             rows = self._read(
                 "SELECT id, event_id, aggregate_type, aggregate_id, event_type, status"
-                f" FROM {self._table}{self._shape.force_index('id')} WHERE id > {after_id}"
-                f" AND id <= {int(high)} AND {within} ORDER BY id LIMIT {int(limit)}"
+                f"{self._shape.extra_sql} FROM {self._table}{self._shape.force_index('id')}"
+                f" WHERE id > {after_id} AND id <= {int(high)} AND {within}"
+                f" ORDER BY id LIMIT {int(limit)}"
             )
             if not rows:
                 return
@@ -374,8 +375,8 @@ class Store:
             "SELECT id, event_id, aggregate_type, aggregate_id, event_type, payload,"
             # Computed by the server: a zero date has no Python value, and gives NULL here.
             f" {headers}, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at), retry_count, status"
-            f" FROM {self._table} WHERE id IN ({','.join([str(int(row_id)) for row_id in ids])})"
-            " ORDER BY id"
+            f"{self._shape.extra_sql} FROM {self._table}"
+            f" WHERE id IN ({','.join([str(int(row_id)) for row_id in ids])}) ORDER BY id"
         )
         return [
             (
@@ -387,6 +388,7 @@ class Store:
                         _bytes(row[5]),
                         _bytes(row[6]),
                         row[7],
+                        tuple([_bytes(value) for value in row[10:]]),
                     )
                 ),
                 int(row[8]),

@@ -73,7 +73,7 @@ def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summa
             turns = Turns(database, shape.quoted, lambda: not stop.is_set())
             compensator = Compensator(
                 store,
-                settings.router(shape.payload_kind),
+                settings.router(shape.payload_kind, shape.extra),
                 WithRelay(settings, store, stop.is_set, force=force, spans=spans),
                 older_than_s=settings.older_than,
                 batch=settings.batch,

@@ -19,7 +19,15 @@ import structlog
 
 from cdc_relay.binlog import rows, values
 from cdc_relay.binlog.charsets import codec_of
-from cdc_relay.binlog.rows import SKIP, Column, Layout, UnreadRow, decode_rows
+from cdc_relay.binlog.rows import (
+    FIELDS,
+    FIRST_EXTRA,
+    SKIP,
+    Column,
+    Layout,
+    UnreadRow,
+    decode_rows,
+)
 from cdc_relay.binlog.values import decimal_size
 from cdc_relay.errors import SourceError
 from cdc_relay.outbox import OutboxEvent
@@ -347,30 +355,34 @@ def build(
     schema: Sequence[SchemaColumn],
     names: Mapping[str, str],
     charsets: Mapping[int, str],
+    extras: Sequence[str] = (),
 ) -> Layout:
     """Return the plan for rows of this shape.
 
     ``names`` gives the column name of each event field, ``charsets`` the character set of each
-    collation. A shape whose columns cannot be told gives a plan that is not ``named``.
+    collation, ``extras`` the names of ``OutboxEvent.extra``. A shape whose columns cannot be told
+    gives a plan that is not ``named``.
     """
     assigned = assign(mapped, schema)
     if assigned is None:
         return Layout([Column(column.width) for column in mapped], named=False, proved=False)
     columns, certain = assigned
-    fields = {names[field].lower(): slot for slot, field in enumerate(OutboxEvent._fields)}
+    fields = {names[field].lower(): slot for slot, field in enumerate(FIELDS)}
+    fields |= {name.lower(): slot for slot, name in enumerate(extras, FIRST_EXTRA)}
     plan: list[Column] = []
     for logged, column in zip(mapped, columns, strict=True):
         slot = fields.pop(column.name.lower(), SKIP) if column is not None else SKIP
         if column is None or slot == SKIP:
             plan.append(Column(logged.width))
+        elif slot >= FIRST_EXTRA:
+            plan.append(reading_extra(logged, column, charsets)._replace(slot=slot))
         else:
-            field = OutboxEvent._fields[slot]
-            plan.append(reading(field, logged, column, charsets)._replace(slot=slot))
+            plan.append(reading(FIELDS[slot], logged, column, charsets)._replace(slot=slot))
     fields.pop(names["headers"].lower(), None)
     if fields:
         # An old shape without a column of ours (it was added or renamed since).
         return Layout([Column(column.width) for column in mapped], named=False, proved=False)
-    return Layout(plan, named=True, proved=certain)
+    return Layout(plan, named=True, proved=certain, extras=tuple(extras))
 
 
 def reading(
@@ -409,6 +421,19 @@ def reading(
         if text is not None:
             return Column(width, kind=rows.READER, reader=text)
     return Column(width, kind=rows.READ_BACK, codec=f"type {column.column_type or kind}")
+
+
+def reading_extra(
+    logged: MappedColumn, column: SchemaColumn, charsets: Mapping[int, str]
+) -> Column:
+    """How the value of an extra column is read: bytes, or the text that SELECT prints."""
+    plan = reading("payload", logged, column, charsets)
+    # The log does not know of the zeros that SELECT prints before a number.
+    if plan.kind == rows.READ_BACK and "zerofill" not in column.column_type.lower():
+        reader = reader_for(logged, column)
+        if reader is not None:
+            return Column(logged.width, kind=rows.READER, reader=reader)
+    return plan
 
 
 def reader_for(logged: MappedColumn, column: SchemaColumn) -> rows.Reader | None:
@@ -475,6 +500,7 @@ class LayoutResolver:
         load_charsets: Callable[[], Mapping[int, str]],
         find: Callable[[int], OutboxEvent | None],
         names: Mapping[str, str],
+        extras: Sequence[str] = (),
         *,
         mariadb: bool,
     ) -> None:
@@ -484,6 +510,7 @@ class LayoutResolver:
         self._load_charsets = load_charsets
         self._find = find
         self._names = names
+        self._extras = extras
         self._patience = _VISIBLE_WITHIN_S
         self.lost = 0
         """Rows of unknown shape that the table does not hold any more."""
@@ -492,7 +519,8 @@ class LayoutResolver:
         """Return the plan for a table map (its bytes from the schema's name on). Raises
         ``ValueError`` or ``IndexError`` for damaged bytes."""
         mapped = parse_table_map(shape, mariadb=self._mariadb)
-        return build(mapped, self._load_columns(), self._names, self._load_charsets())
+        columns, charsets = self._load_columns(), self._load_charsets()
+        return build(mapped, columns, self._names, charsets, self._extras)
 
     def doubtful(
         self, layout: Layout, buf: bytes, pos: int, end: int

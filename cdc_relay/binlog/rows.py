@@ -18,10 +18,12 @@ from cdc_relay.binlog.values import NO_TIME, datetime2_micros, timestamp2_micros
 from cdc_relay.errors import DecodeError
 from cdc_relay.outbox import OutboxEvent
 
-# Where a value goes: the fields of OutboxEvent in their order, or nowhere.
+# Where a value goes: the fields of OutboxEvent in their order, the extra ones, or nowhere.
 SKIP: Final = -1
 SLOT_ID: Final = 0
-SLOTS: Final = len(OutboxEvent._fields)
+FIELDS: Final = OutboxEvent._fields[:8]
+# Behind the place of ``extra`` itself, one for each value that it is made of.
+FIRST_EXTRA: Final = 9
 
 # How a wanted value is read.
 INTEGER: Final = 0  # -> int; argument 1: signed
@@ -68,8 +70,12 @@ class Column(NamedTuple):
 class Layout:
     """The plan for one shape of the table. Built once per shape, shared by all its rows."""
 
-    def __init__(self, columns: list[Column], *, named: bool, proved: bool) -> None:
+    def __init__(
+        self, columns: list[Column], *, named: bool, proved: bool, extras: tuple[str, ...] = ()
+    ) -> None:
         self.columns = columns
+        self.extras = extras
+        """The names of the extra columns, from ``FIRST_EXTRA`` on."""
         self.widths = [column.width for column in columns]
         self.slots = [column.slot for column in columns]
         self.kinds = [column.kind for column in columns]
@@ -92,12 +98,16 @@ class Layout:
             keep = [c for i, c in enumerate(self.columns) if present[i >> 3] & (1 << (i & 7))]
             kept = {column.slot for column in keep}
             absent = sorted(slot for slot in self.slots if slot != SKIP and slot not in kept)
-            found = Layout(keep, named=self.named, proved=True)
+            found = Layout(keep, named=self.named, proved=True, extras=self.extras)
             if absent:
-                names = ", ".join(OutboxEvent._fields[slot] for slot in absent)
+                names = ", ".join(self.name(slot) for slot in absent)
                 found.missing = f"the row image lacks {names}"
             self._subsets[present] = found
         return found
+
+    def name(self, slot: int) -> str:
+        """What goes there."""
+        return FIELDS[slot] if slot < FIRST_EXTRA else self.extras[slot - FIRST_EXTRA]
 
 
 def decode_rows(
@@ -144,7 +154,9 @@ def _row(buf: bytes, pos: i64, end: i64, layout: Layout, out: list[OutboxEvent |
     columns: i64 = len(widths)
     nulls: i64 = pos
     pos += (columns + 7) >> 3
-    values: list[object] = [None, None, None, None, None, None, None, None]
+    values: list[object] = [None, None, None, None, None, None, None, None, ()]
+    if layout.extras:
+        values += [None] * len(layout.extras)
     unread = layout.missing
     index: i64 = 0
     while index < columns:
@@ -175,7 +187,7 @@ def _row(buf: bytes, pos: i64, end: i64, layout: Layout, out: list[OutboxEvent |
                 try:
                     values[slot] = buf[pos : pos + width].decode()
                 except UnicodeDecodeError as error:
-                    unread = unread or f"{OutboxEvent._fields[slot]} is not UTF-8: {error.reason}"
+                    unread = unread or f"{layout.name(slot)} is not UTF-8: {error.reason}"
             elif kind == INTEGER:
                 values[slot] = _integer(buf, pos, width, layout.arguments[index])
             elif kind == JSON:
@@ -189,13 +201,13 @@ def _row(buf: bytes, pos: i64, end: i64, layout: Layout, out: list[OutboxEvent |
             else:
                 column = layout.columns[index]
                 if kind == READ_BACK:
-                    unread = unread or f"{OutboxEvent._fields[slot]}: {column.codec}"
+                    unread = unread or f"{layout.name(slot)}: {column.codec}"
                 else:
                     try:
                         values[slot] = _other(buf, pos, width, column)
                     except UnicodeDecodeError as error:
                         unread = unread or (
-                            f"{OutboxEvent._fields[slot]} is not {column.codec}: {error.reason}"
+                            f"{layout.name(slot)} is not {column.codec}: {error.reason}"
                         )
         pos += width
         index += 1
@@ -208,8 +220,16 @@ def _row(buf: bytes, pos: i64, end: i64, layout: Layout, out: list[OutboxEvent |
         for slot in range(1, 5):
             if values[slot] is None:
                 values[slot] = ""  # NULL in a column of an existing table: the router judges it
+        if layout.extras:
+            values = _with_extra(values)
         out.append(_new(_EVENT, values))
     return pos
+
+
+def _with_extra(values: list[object]) -> list[object]:
+    """The fields, the extra values as one of them."""
+    extra = [value.encode() if isinstance(value, str) else value for value in values[FIRST_EXTRA:]]
+    return [*values[: FIRST_EXTRA - 1], tuple(extra)]
 
 
 def _integer(buf: bytes, pos: i64, width: i64, signed: i64) -> int:

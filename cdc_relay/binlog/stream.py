@@ -143,10 +143,12 @@ class BinlogSource:
         batch_rows: int,
         idle_interval: float,
         find: Callable[[int], OutboxEvent | None],
+        extras: Sequence[str] = (),
         reading: Reading | None = None,
     ) -> None:
         """``find`` reads a row of any status by its key; it settles layouts that are in doubt.
-        ``reading`` is told how the reader fares."""
+        ``extras`` are the columns of ``OutboxEvent.extra``. ``reading`` is told how the reader
+        fares."""
         self._arguments = connect_arguments
         self._schema = schema
         self._table = table
@@ -158,6 +160,7 @@ class BinlogSource:
         self._batch_rows = batch_rows
         self._idle_interval = idle_interval
         self._find = find
+        self._extras = extras
         self._charsets: dict[int, str] = {}
         self._stopped = threading.Event()
         self._connection: Connection | None = None
@@ -286,6 +289,7 @@ class BinlogSource:
                 self._load_charsets,
                 self._find,
                 self._columns,
+                self._extras,
                 mariadb=server.flavor == "mariadb",
             )
             decoder = Decoder(

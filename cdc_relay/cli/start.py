@@ -18,6 +18,7 @@ from typing import Final
 import click
 
 from cdc_relay.alerts import Alerts
+from cdc_relay.binlog.rows import FIELDS
 from cdc_relay.binlog.stream import BinlogSource, random_server_id
 from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
 from cdc_relay.config import Settings
@@ -25,7 +26,6 @@ from cdc_relay.database import TableShape, connect_arguments, connected, describ
 from cdc_relay.errors import ConfigError
 from cdc_relay.http.server import Listener, Served
 from cdc_relay.kafka.traced import Spans
-from cdc_relay.outbox import OutboxEvent
 from cdc_relay.owner import Owner
 from cdc_relay.polling import PollingSource
 from cdc_relay.preflight import check_server
@@ -98,7 +98,7 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
                 if polling
                 else binlog_source(settings, shape, store, idle_interval, vitals.reading)
             ),
-            settings.router(shape.payload_kind),
+            settings.router(shape.payload_kind, shape.extra),
             store,
             vitals,
             spans,
@@ -133,7 +133,7 @@ def binlog_source(
         connect_arguments(settings),
         shape.schema,
         shape.table,
-        {field: shape.names[field] for field in OutboxEvent._fields},
+        {field: shape.names[field] for field in FIELDS},
         server_id=settings.server_id or random_server_id(),
         replica_uuid=uuid.uuid4(),
         heartbeat=settings.heartbeat,
@@ -141,6 +141,7 @@ def binlog_source(
         batch_rows=settings.batch_rows,
         idle_interval=settings.checkpoint_interval if idle_interval is None else idle_interval,
         find=store.find,
+        extras=tuple(shape.extra),
         reading=reading,
     )
 

@@ -14,7 +14,6 @@ from cdc_relay.cli.times import moment
 from cdc_relay.config import Settings
 from cdc_relay.errors import ConfigError
 from cdc_relay.kafka.reader import Read, Reader
-from cdc_relay.router import topics_of
 
 _SHOWN: Final = 120
 
@@ -44,9 +43,10 @@ def command(
     read_committed consumer sees them. Nothing is committed and no group is joined. Ctrl-C ends."""
     settings.require("kafka_bootstrap")
     with closing(Reader(settings)) as reader:
-        names = list(topics) or topics_of(settings.topic, reader.topics())
+        names = list(topics) or settings.routing().topics_of(reader.topics())
         if not names:
-            raise ConfigError(f"topic: no topic is named like {settings.topic} yet")
+            templates = ", ".join(settings.routing().templates)
+            raise ConfigError(f"topic: no topic is named like {templates} yet")
         since_ms = None if since is None else _milliseconds(since)
         batches = (
             reader.since(names, since_ms or 0) if until_current else reader.follow(names, since_ms)

@@ -50,6 +50,6 @@ def opened(settings: Settings) -> Iterator[tuple[Store, Router]]:
     try:
         with connected(pool) as connection:
             shape = describe_table(connection, settings)
-        yield Store(pool, shape), settings.router(shape.payload_kind)
+        yield Store(pool, shape), settings.router(shape.payload_kind, shape.extra)
     finally:
         pool.dispose()

@@ -16,7 +16,6 @@ from cdc_relay.kafka.checkpoints import fallback_topic, topic_name
 from cdc_relay.kafka.cluster import Cluster, Topic
 from cdc_relay.kafka.sink import producer_config
 from cdc_relay.outbox import PENDING, OutboxEvent
-from cdc_relay.router import Router
 
 _RECENT_ROWS: Final = 1000
 _DAY_MS: Final = 86_400_000
@@ -40,9 +39,9 @@ class Traffic(NamedTuple):
 def traffic(connection: Connection, settings: Settings, shape: TableShape) -> Traffic:
     """Look at the most recent rows and at the oldest pending one."""
     sql = shape.names.sql(
-        "SELECT aggregate_type, event_type, MAX(LENGTH(payload)) FROM (SELECT aggregate_type,"
-        f" event_type, payload FROM {shape.quoted} ORDER BY id DESC LIMIT {_RECENT_ROWS})"
-        " AS recent GROUP BY aggregate_type, event_type"
+        f"SELECT aggregate_type, event_type, MAX(LENGTH(payload)){shape.extra_sql} FROM"
+        f" (SELECT * FROM {shape.quoted} ORDER BY id DESC LIMIT {_RECENT_ROWS}) AS recent"
+        f" GROUP BY aggregate_type, event_type{shape.extra_sql}"
     )
     rows = connection.exec_driver_sql(sql).all()
     sql = shape.names.sql(
@@ -50,13 +49,14 @@ def traffic(connection: Connection, settings: Settings, shape: TableShape) -> Tr
         f" FROM {shape.quoted} WHERE status = {PENDING}"
     )
     age = connection.exec_driver_sql(sql).scalar()
-    router = Router(settings.topic, shape.payload_kind)
+    router = settings.router(shape.payload_kind, shape.extra)
     largest: dict[str, int] = {}
     unroutable = []
-    for kind, event_type, size in rows:
-        event = OutboxEvent(1, "-", kind or "", "-", event_type or "", None, None, None)
+    for kind, event_type, size, *extra in rows:
+        values = tuple(one.encode() if isinstance(one, str) else one for one in extra)
+        event = OutboxEvent(1, "-", kind or "", "-", event_type or "", None, None, None, values)
         try:
-            topic = router.route(event).topic
+            topic = router.topic(event)
         except UnroutableError as error:
             unroutable.append(f"aggregate_type {kind!r}: {error}")
         else:

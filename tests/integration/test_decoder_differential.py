@@ -100,7 +100,7 @@ def compare(source: SourceUnderTest, found: Found, headers: str = "headers") -> 
         )
         for row in cursor.fetchall():
             texts = [value.encode() if isinstance(value, str) else value for value in row[5:7]]
-            stored[row[0]] = OutboxEvent._make((*row[:5], *texts, row[7]))
+            stored[row[0]] = OutboxEvent(*row[:5], *texts, row[7])
     assert [row.id for row in reading.rows] == list(stored)
     for row in reading.rows:
         if isinstance(row, UnreadRow):

@@ -57,7 +57,7 @@ class Corpus:
         values["columns"] = [SchemaColumn(**column) for column in values["columns"]]
         values["charsets"] = {int(key): value for key, value in values["charsets"].items()}
         values["stored"] = {
-            row[0]: OutboxEvent._make((*row[:5], *[_bytes(item) for item in row[5:7]], row[7]))
+            row[0]: OutboxEvent(*row[:5], *[_bytes(item) for item in row[5:7]], row[7])
             for row in values["stored"]
         }
         return cls(**values, events=events)

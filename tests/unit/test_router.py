@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from cdc_relay.errors import UnroutableError
 from cdc_relay.outbox import OutboxEvent
-from cdc_relay.router import Record, Router, check_template
+from cdc_relay.router import Record, Router
+from cdc_relay.routing import check_template
 
 EVENT = OutboxEvent(
     id=1,
@@ -66,11 +67,9 @@ def test_topics(template: str, topic: str) -> None:
     assert route(template).topic == topic
 
 
-@pytest.mark.parametrize(
-    "template", ["", "sp ace", "{other}", "{}", "ä", "x" * 250, "{aggregate_id}"]
-)
+@pytest.mark.parametrize("template", ["", "sp ace", "{a}{", "ä", "x" * 250])
 def test_templates_that_can_never_give_a_topic(template: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a (topic name|placeholder)"):
+    with pytest.raises(ValueError, match="is not a topic name"):
         check_template(template)
 
 
