@@ -7,13 +7,16 @@ one of their own.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import structlog
 
+from cdc_relay import telemetry
 from dev.kafka import Kafka
 from dev.mariadb import MariaDB
 from dev.mysql import MySQL
@@ -22,6 +25,19 @@ from tests.support.brokers import ProxiedKafka
 from tests.support.harness import Harness
 from tests.support.servers import BareMySQL
 from tests.support.sql import Database
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """Commands set the process's logging up, on a stderr that ends with their test; what runs in
+    the process later must not write there."""
+    root = logging.getLogger()
+    handlers, level, ours = root.handlers[:], root.level, telemetry._level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    telemetry._level = ours
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")
