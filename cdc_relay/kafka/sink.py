@@ -392,11 +392,13 @@ class _Warm:
         self._topics = topics
         self._whole: set[str] = set()
         self._partitions: dict[str, set[int | None]] = {}
-        self._keys: set[tuple[str, bytes]] = set()
+        # With the partition, where a row chooses its own: a key may meet a cold one later.
+        self._keys: set[tuple[str, bytes, int]] = set()
 
     def has(self, record: Record) -> bool:
         """Whether the record's partition is known to be warm."""
-        return record.topic in self._whole or (record.topic, record.key) in self._keys
+        key = (record.topic, record.key, record.partition)
+        return record.topic in self._whole or key in self._keys
 
     def add(self, record: Record, partition: int | None) -> None:
         """The record was acknowledged."""
@@ -407,4 +409,4 @@ class _Warm:
             self._whole.add(topic)
         if len(self._keys) >= _MOST_KEYS:
             self._keys.clear()
-        self._keys.add((topic, record.key))
+        self._keys.add((topic, record.key, record.partition))

@@ -8,8 +8,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from cdc_relay.config import load
-from cdc_relay.kafka.sink import FencedError, IdempotentSink
+from cdc_relay.kafka.sink import FencedError, IdempotentSink, _Warm
 from cdc_relay.kafka.transactions import TransactionalSink
+from cdc_relay.router import Record
 
 
 class FencedProducer:
@@ -28,3 +29,16 @@ def test_a_fatal_error_ends_the_term_and_not_the_process() -> None:
     for sink in (transactional, idempotent):
         with pytest.raises(FencedError, match="fenced by a newer one"):
             sink.poll()
+
+
+def test_a_key_is_warm_in_the_partition_where_something_of_it_lies() -> None:
+    """A row may choose its partition: elsewhere its key may meet a cold one later."""
+    topics: Any = type("ThreePartitions", (), {"partitions": lambda _self, _topic: 3})()
+    warm = _Warm(topics)
+    here = Record("t", b"k", b"", [], 0, 0)
+    warm.add(here, 0)
+    assert warm.has(here)
+    assert not warm.has(here._replace(partition=1))
+    for partition in (1, 2):
+        warm.add(here._replace(partition=partition), partition)
+    assert warm.has(Record("t", b"other", b"", [], 0))
