@@ -538,7 +538,7 @@ def _extra_kind(
     column = columns.get(names.key(name))
     if column is None:
         close = difflib.get_close_matches(name, [one.strip("`") for one in columns], n=1)
-        raise SourceError(
+        raise ConfigError(
             f"table {table} has no column {name}, which {setting} names"
             + (f"; did you mean {close[0]}?" if close else "")
         )

@@ -94,7 +94,7 @@ def _database(
                 yield from check_position(connection, settings, server, last)
             try:
                 shape = describe_table(connection, settings)
-            except SourceError:
+            except (ConfigError, SourceError):
                 return None  # said above
             return traffic(connection, settings, shape)
     except SourceError as error:

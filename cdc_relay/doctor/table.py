@@ -16,7 +16,7 @@ from cdc_relay.columns import Columns
 from cdc_relay.config import Settings
 from cdc_relay.database import describe_table, quote
 from cdc_relay.doctor.finding import Finding, How, Level
-from cdc_relay.errors import SourceError
+from cdc_relay.errors import ConfigError, SourceError
 from cdc_relay.outbox import OPTIONAL_COLUMNS, REQUIRED_COLUMNS, outbox_table, upgrade_ddl
 
 _LIMITS: Final = {
@@ -81,7 +81,7 @@ def _check_table(connection: Connection, settings: Settings, names: Columns) -> 
     yield from _foreign_keys(connection, schema, table)
     try:
         describe_table(connection, settings)
-    except SourceError as error:
+    except (ConfigError, SourceError) as error:
         yield _found("shape", "failure", str(error), _statement(name, str(error), names))
     else:
         yield _found("shape", "ok", "the relay can read and mark its rows")

@@ -340,18 +340,21 @@ def test_a_row_whose_topic_or_partition_cannot_be_is_parked_alone(own: Shop, del
 
 
 def test_a_table_without_the_column_is_one_line(own: Shop) -> None:
-    """Exit code 3 for the table's fault, 2 for the setting's, from every command that reads it."""
+    """Exit code 2 for the setting's fault, 3 for the table's, from every command that reads it."""
     shop = own
     lacking = "has no column tenent, which topic names; did you mean tenant?"
     for command in ("start", "compensate", "init", "purge"):
         more = ("--older-than", "1d") if command == "purge" else ()
         refused = shop.run(command, *more, TOPIC="t.{tenent}")
-        assert refused.wait() == 3, command
+        assert refused.wait() == 2, command
         assert lacking in refused.text()
         assert "Traceback" not in refused.text()
         wrong = shop.run(command, *more, TOPIC="t.{status}")
         assert wrong.wait() == 2, command
         assert "topic: column status cannot be used here" in wrong.text()
+    doctor = shop.run("doctor", "--json", TOPIC="t.{tenent}")
+    assert doctor.wait() != 1
+    assert lacking in (doctor.stdout or b"").decode()
     typed = shop.run("start", PARTITION_COLUMN="note")
     assert typed.wait() == 3
     assert "column note, which partition_column names, is of type text" in typed.text()

@@ -88,7 +88,6 @@ def commands(tmp_path: Path) -> Commands:
         ({"DATABASE_PASSWORD_FILE": "/nowhere/pw"}, ["database_password_file", "/nowhere/pw"]),
         ({"KAFKA_BOOTSTRAP": ""}, ["kafka_bootstrap", "--kafka-bootstrap"]),
         ({"TOPIC": "orders {aggregate_type}"}, ["TOPIC", "topic"]),
-        ({"TOPIC": "outbox.{agregate_type}"}, ["{agregate_type}", "{aggregate_type}"]),
         ({"TABLE": "a.b.c"}, ["TABLE", "a.b.c"]),
         ({"BATCH_ROWS": "many"}, ["BATCH_ROWS"]),
         ({"BATCH_ROWS": "0"}, ["BATCH_ROWS"]),
