@@ -205,14 +205,14 @@ class Owner:
         if self._settings.delivery != "exactly_once":
             return None
         fence(self._settings, "fallback", going_on)
-        return checkpoints.read_fallback(self._settings)
+        return checkpoints.read_fallback(self._settings, settled=True)
 
     def _start(self, source: Source) -> Checkpoint:
         """Where the term goes on: the last checkpoint, or a new anchor at the end of the log with
         a sweep of the rows that are pending in the table."""
         reason, self._anchor_reason = self._anchor_reason, ""
         try:
-            last = checkpoints.read_last(self._settings, SHARD)
+            last = checkpoints.read_last(self._settings, SHARD, settled=True)
         except UnreadableCheckpointError as error:
             if self._settings.mark == "none":
                 raise

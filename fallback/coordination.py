@@ -128,7 +128,7 @@ class WithRelay:
         self._insist(lambda left: checkpoints.ensure_topic(settings, left, fallback=True))
         sink = self._insist(lambda _: TransactionalSink(settings, "fallback", None, self._going_on))
         faults.point("pass_fenced")
-        last = self._insist(lambda left: checkpoints.read_fallback(settings, left))
+        last = self._insist(lambda left: checkpoints.read_fallback(settings, left, settled=True))
         if last is not None and last.owed:
             self._until = last.position
             self._said = True
@@ -147,7 +147,9 @@ class WithRelay:
             # One that is only paused could still commit what it has open.
             self._insist(lambda _: fence(settings, _SHARD, self._going_on))
             faults.point("relay_fenced")
-        self.checkpoint = self._insist(lambda left: checkpoints.read_last(settings, _SHARD, left))
+        self.checkpoint = self._insist(
+            lambda left: checkpoints.read_last(settings, _SHARD, left, settled=True)
+        )
         if self.checkpoint is None:
             return "none"
         self._heal(self.checkpoint)

@@ -207,27 +207,41 @@ def _check_policy(admin: Any, topic: str) -> None:
         )
 
 
-def read_fallback(settings: Settings, timeout: float = 15.0) -> Checkpoint | None:
+def read_fallback(
+    settings: Settings, timeout: float = 15.0, *, settled: bool = False
+) -> Checkpoint | None:
     """Return the last word of the compensator's passes, or None where there is none; as
     ``read_last``."""
-    found = last_value(settings, fallback_topic(settings.name), 0, b"fallback", timeout)
+    topic = fallback_topic(settings.name)
+    found = last_value(settings, topic, 0, b"fallback", timeout, settled=settled)
     return Checkpoint.decode(found) if found is not None else None
 
 
-def read_last(settings: Settings, partition: int = 0, timeout: float = 15.0) -> Checkpoint | None:
+def read_last(
+    settings: Settings, partition: int = 0, timeout: float = 15.0, *, settled: bool = False
+) -> Checkpoint | None:
     """Return the last committed checkpoint of a shard, or None where there is none.
 
-    Reads from the end of the topic backwards, so the cost does not grow with its history. Beside
-    a relay that goes on writing, it is the last one as of the call, or a later one. Raises
-    ``SinkUnavailableError`` when Kafka does not answer in time.
+    Reads from the end of the topic backwards, so the cost does not grow with its history. A
+    transaction that is open hides what was committed after its begin: who has fenced the writer and
+    goes on from what is read here asks with ``settled``, which waits for the end of every
+    transaction of the topic. Without, it is the last one that can be seen. Raises
+    ``SinkUnavailableError`` when Kafka does not answer, or a transaction does not end, in time.
     """
     key = f"shard-{partition}".encode()
-    found = last_value(settings, topic_name(settings.name), partition, key, timeout)
+    topic = topic_name(settings.name)
+    found = last_value(settings, topic, partition, key, timeout, settled=settled)
     return Checkpoint.decode(found) if found is not None else None
 
 
 def last_value(
-    settings: Settings, topic: str, partition: int, key: bytes, timeout: float
+    settings: Settings,
+    topic: str,
+    partition: int,
+    key: bytes,
+    timeout: float,
+    *,
+    settled: bool = False,
 ) -> bytes | None:
     """Return the last committed value of ``key`` in a partition, or None where there is none (no
     such topic included); as ``read_last``."""
@@ -253,9 +267,10 @@ def last_value(
             TopicPartition(topic, partition), timeout=timeout
         )
         span = _LOOK_BACK
-        while high > low:
+        while high > low or settled:
             start = max(low, high - span)
-            found = _last_value(consumer, topic, partition, key, start, high, timeout)
+            stop = None if settled else high
+            found = _last_value(consumer, topic, partition, key, start, stop, timeout)
             if found is not None or start == low:
                 return found
             span *= 16
@@ -274,24 +289,49 @@ def last_value(
 
 
 def _last_value(
-    consumer: Any, topic: str, partition: int, key: bytes, start: int, high: int, timeout: float
+    consumer: Any,
+    topic: str,
+    partition: int,
+    key: bytes,
+    start: int,
+    stop: int | None,
+    timeout: float,
 ) -> bytes | None:
-    """The key's last value at or after ``start``, read up to ``high`` (a transaction's end marker
-    has an offset of its own and is not handed out) or to the end of the partition."""
+    """The key's last value at or after ``start``, read up to ``stop`` (a transaction's end marker
+    has an offset of its own and is not handed out) or to what can be seen of the partition; with
+    None to its true end, which shows when the transactions before it have ended."""
     consumer.assign([TopicPartition(topic, partition, start if start else OFFSET_BEGINNING)])
     deadline = time.monotonic() + timeout
     last: bytes | None = None
+    seen: int | None = None
+    end: int | None = None
     while True:
         message = consumer.poll(max(0.0, deadline - time.monotonic()))
         if message is None:
-            raise SinkUnavailableError(f"cannot read {topic}: no answer from Kafka")
+            reason = "no answer from Kafka"
+            if end is not None:
+                reason = (
+                    f"a transaction is open since offset {seen} of {end}: if it does not end, "
+                    "kafka-transactions.sh find-hanging names it"
+                )
+            raise SinkUnavailableError(f"cannot read {topic}: {reason}")
         error = message.error()
         if error is None:
             if message.value() is not None and message.key() == key:
                 last = message.value()
-            if message.offset() + 1 >= high:
+            if stop is not None and message.offset() + 1 >= stop:
                 return last
         elif error.code() == KafkaError._PARTITION_EOF:
-            return last
+            if stop is not None:
+                return last
+            seen = message.offset()
+            if end is None:
+                # What was fetched last says where the log ends; what can be seen may end before.
+                known = consumer.get_watermark_offsets(
+                    TopicPartition(topic, partition), cached=True
+                )
+                end = known[1]
+            if seen >= end:
+                return last
         elif not error.retriable():
             raise SinkError(f"cannot read {topic}: {text(error)}")
