@@ -143,6 +143,14 @@ class Account(NamedTuple):
         return not (self.lost or self.invented or self.disordered)
 
 
+def repeated(messages: Iterable[Message]) -> dict[str, list[tuple[int, int]]]:
+    """Partition and offset of each record of the events that arrived more than once."""
+    places: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for message in messages:
+        places[message.event_id].append((message.partition, message.offset))
+    return {event_id: found for event_id, found in places.items() if len(found) > 1}
+
+
 def account(database: Database, table: str, kind: str, messages: Iterable[Message]) -> Account:
     """Compare the table with what a consumer saw; commit order is the payload's ``n``."""
     rows = database.sql(
