@@ -25,11 +25,11 @@ demo: venv  ## the whole path on real servers, with kills; ORDERS=118402 SEED=7 
 	    $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep)
 
 # The decoder's part runs first on the plain sources, then, with everything else, compiled.
-# Tests of the relay mostly wait; each worker has servers of its own.
+# Tests of the relay mostly wait, so three run beside each other where memory allows.
 test: lint  ## check, then the whole suite on real MySQL, MariaDB and Kafka (started here); WORKERS=3
 	@$(PYTHON) -m dev fetch
 	@CDC_RELAY_PURE=1 $(BIN)/python -m pytest -q tests/unit tests/integration/test_decoder_differential.py
-	@$(BIN)/python -m pytest -q -n $(or $(WORKERS),3) --dist worksteal --durations=15 $(ARGS)
+	@$(BIN)/python -m pytest -q -n $(or $(WORKERS),$$($(PYTHON) -m dev.workers)) --dist worksteal --durations=15 $(ARGS)
 
 chaos: venv  ## seeded faults on real servers, and the account; SEEDS=1..100
 	@$(PYTHON) -m dev fetch

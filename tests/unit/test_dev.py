@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dev import __main__, cache, docker, handshake, ports, process, stack
+from dev import __main__, cache, docker, handshake, ports, process, stack, workers
 from dev.broker import new_uuid
 from dev.console import DevError, run
 from dev.kafka import Kafka
@@ -342,6 +342,26 @@ def test_kafka_ids_are_no_options() -> None:
     ids = {new_uuid() for _ in range(500)}
     assert len(ids) == 500
     assert all(len(one) == 22 and not one.startswith("-") for one in ids)
+
+
+@pytest.mark.parametrize(
+    ("available", "group", "expected"),
+    [(23, "max", 3), (9, "max", 2), (1, "max", 1), (23, "9", 2), (23, None, 3), (None, None, 3)],
+)
+def test_workers_fit_into_memory(
+    tmp_path: Path, available: int | None, group: str | None, expected: int
+) -> None:
+    cgroup = tmp_path / "sys/fs/cgroup"
+    for folder in (tmp_path / "proc", cgroup):
+        folder.mkdir(parents=True)
+    if available is not None:
+        line = f"MemTotal: 1 kB\nMemAvailable: {available * 1024**2} kB\n"
+        (tmp_path / "proc/meminfo").write_text(line)
+    if group is not None:
+        limit = group if group == "max" else str(int(group) * 1024**3)
+        (cgroup / "memory.max").write_text(limit + "\n")
+        (cgroup / "memory.current").write_text("1000\n")
+    assert workers.count(tmp_path) == expected
 
 
 def test_failed_command_is_one_error_with_its_output() -> None:
