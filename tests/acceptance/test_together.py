@@ -64,7 +64,7 @@ def services(shop: Harness) -> Iterator[list[subprocess.Popen[str]]]:
     finally:
         for one in started:
             one.kill()
-            one.communicate(timeout=10)
+            one.communicate(timeout=60)
 
 
 def loop(shop: Harness) -> Process:
@@ -114,9 +114,9 @@ def test_two_passes_a_relay_a_purge_and_eight_services(shop: Harness) -> None:
                 relay = shop.relay()
                 begun = float("inf")
             assert all(one.running for one in passes), [one.text() for one in passes]
-        said = [one.communicate(timeout=10) for one in writing]
+        said = [one.communicate(timeout=60) for one in writing]
         assert [one.returncode for one in writing] == [0] * _SERVICES, said
-    shop.wait_all_sent(60)
+    shop.wait_all_sent(150)
     summaries = []
     for one in passes:
         assert one.terminate() == 0, one.text()
@@ -156,7 +156,7 @@ def test_a_pass_that_stands_still_blocks_nobody_for_longer_than_its_lease(shop: 
         assert shop.count(0) == 0
     finally:
         paused.signal(signal.SIGCONT)
-    assert paused.wait(60) == 0, paused.text()
+    assert paused.wait(120) == 0, paused.text()
     assert by_key(shop) == {f"k{number}": list(range(80)) for number in range(500)}
 
 
@@ -189,7 +189,7 @@ def test_without_named_locks_the_fence_alone_keeps_passes_apart(
     shop.until(functools.partial(further, shop, 0))
     found = run(load(environ=shop.environment(OLDER_THAN="0s")))
     assert (found.exit_code, found.error) == (0, None)
-    assert other.wait(60) == 0, other.text()
+    assert other.wait(120) == 0, other.text()
     assert found.sent > 0
     assert shop.count(1) == 40_000
     assert by_key(shop) == {f"k{number}": list(range(80)) for number in range(500)}

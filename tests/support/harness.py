@@ -75,7 +75,7 @@ class Process:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def terminate(self, timeout: float = 40) -> int:
+    def terminate(self, timeout: float = 60) -> int:
         """SIGTERM and the exit code."""
         self._process.send_signal(signal.SIGTERM)
         return self.wait(timeout)
@@ -200,7 +200,7 @@ class Harness:
         assert code == summary["exit_code"], process.text()
         return summary
 
-    def until(self, condition: Callable[[], object], timeout: float = 30) -> None:
+    def until(self, condition: Callable[[], object], timeout: float = 60) -> None:
         """Wait for ``condition``; fails with the logs when it does not come true in time."""
         deadline = time.monotonic() + timeout
         while not condition():
@@ -216,11 +216,11 @@ class Harness:
         sql = f"SELECT COUNT(*) FROM {self.table} WHERE status = %s AND aggregate_type LIKE %s"
         return int(self.database.sql(sql, (status, kind))[0][0])
 
-    def wait_sent(self, total: int, timeout: float = 30, *, kind: str = "%") -> None:
+    def wait_sent(self, total: int, timeout: float = 60, *, kind: str = "%") -> None:
         """Wait until ``total`` rows, of one aggregate type or of all, are marked as sent."""
         self.until(lambda: self.count(1, kind) >= total, timeout)
 
-    def wait_all_sent(self, timeout: float = 30) -> None:
+    def wait_all_sent(self, timeout: float = 60) -> None:
         """Wait until no row is pending."""
         self.until(lambda: self.count(0) == 0, timeout)
 
@@ -268,7 +268,7 @@ def alter_topic(bootstrap: str, topic: str, config: Mapping[str, str]) -> None:
     admin.incremental_alter_configs([resource])[resource].result(30)
 
 
-def consume(bootstrap: str, topic: str, timeout: float = 30) -> list[Message]:
+def consume(bootstrap: str, topic: str, timeout: float = 60) -> list[Message]:
     """Everything in a topic up to its present end, read committed."""
     consumer = Consumer(
         {
