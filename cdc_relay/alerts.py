@@ -164,8 +164,9 @@ class _Target:
 
     def __init__(self, url: str, number: int) -> None:
         apprise = _apprise()
-        scheme = re.match(r"[A-Za-z0-9+.-]*", url)
-        self.name = f"{number} ({scheme[0] if scheme else ''}://)"
+        # Never more of it: what has no scheme may be a token that was written alone.
+        scheme = re.match(r"([A-Za-z0-9+.-]*)://", url)
+        self.name = f"{number} ({scheme[1] if scheme else ''}://)"
         native = _DINGTALK_URL.fullmatch(url)  # as DingTalk shows it; apprise does not know it
         self._url = f"dingtalk://{native[1]}/" if native else url
         plugin = apprise.Apprise.instantiate(self._url, suppress_exceptions=True)
