@@ -50,6 +50,15 @@ _TOPIC_CONFIG: Final = {
     "min.cleanable.dirty.ratio": "0.05",
 }
 _LOOK_BACK: Final = 64
+# What a client says of a topic that is not there, or of one that it does not know yet.
+_PERHAPS_MISSING: Final = frozenset(
+    (
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+    )
+)
+_MISSING_S: Final = 0.5
 
 
 def topic_name(relay: str) -> str:
@@ -263,9 +272,10 @@ def last_value(
         },
     )
     try:
-        low, high = consumer.get_watermark_offsets(
-            TopicPartition(topic, partition), timeout=timeout
-        )
+        bounds = _bounds(consumer, TopicPartition(topic, partition), timeout)
+        if bounds is None:
+            return None
+        low, high = bounds
         span = _LOOK_BACK
         while high > low or settled:
             start = max(low, high - span)
@@ -276,16 +286,33 @@ def last_value(
             span *= 16
         return None
     except KafkaException as error:
-        if error.args[0].code() in (
-            KafkaError.UNKNOWN_TOPIC_OR_PART,
-            KafkaError._UNKNOWN_TOPIC,
-            KafkaError._UNKNOWN_PARTITION,
-        ):
-            return None
         reason = complaints.behind(error, consumer)
         raise sink_error(reason, settings, f"cannot read {topic}") from None
     finally:
         consumer.close()
+
+
+def _bounds(consumer: Any, where: TopicPartition, timeout: float) -> tuple[int, int] | None:
+    """The first offset, and the one behind the last that can be seen; None where there is no such
+    topic. A client that meets a broker which has just started takes a partition for unknown that is
+    there: only the brokers' metadata are believed, and only when they go on to say so."""
+    deadline = time.monotonic() + timeout
+    missing_since: float | None = None
+    while True:
+        try:
+            found: tuple[int, int] = consumer.get_watermark_offsets(where, timeout=timeout)
+            return found
+        except KafkaException as error:
+            if error.args[0].code() not in _PERHAPS_MISSING or time.monotonic() > deadline:
+                raise
+        answer = consumer.list_topics(where.topic, timeout=timeout).topics[where.topic].error
+        if answer is None or answer.code() not in _PERHAPS_MISSING:
+            missing_since = None
+        elif missing_since is None:
+            missing_since = time.monotonic()
+        elif time.monotonic() - missing_since > _MISSING_S:
+            return None
+        time.sleep(0.1)
 
 
 def _last_value(

@@ -34,7 +34,8 @@ from cdc_relay import owner as owner_module
 from cdc_relay.cli.start import binlog_source
 from cdc_relay.config import load
 from cdc_relay.database import connected, describe_table, engine
-from cdc_relay.kafka.checkpoints import topic_name
+from cdc_relay.errors import SinkUnavailableError
+from cdc_relay.kafka.checkpoints import read_last, topic_name
 from cdc_relay.owner import Owner
 from cdc_relay.router import Router
 from cdc_relay.store import Store
@@ -577,6 +578,42 @@ def test_a_checkpoint_topic_that_is_deleted_and_no_marks(mysql: Database, make: 
     shop.ins("a", {"n": 1})
     assert relay.wait(60) == 5
     assert "the checkpoint is gone: its topic was deleted" in relay.text()
+
+
+def test_a_broker_that_starts_has_not_lost_the_checkpoint(
+    mysql: Database, make: MakeShop, quick_kafka: ProxiedKafka
+) -> None:
+    """Clients take partitions for unknown in the first moments. A checkpoint that seems not to be
+    there would mean a first start: an anchor, and a sweep that knows of nothing that was sent."""
+    shop = make(mysql)
+    shop.create_topic()
+    relay = shop.relay()
+    shop.ins("a", {"n": 0})
+    shop.wait_sent(1)
+    assert relay.terminate() == 0
+    settings = load(environ={}, flags={"kafka_bootstrap": shop.kafka, "name": shop.name})
+    found: list[object] = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            with suppress(SinkUnavailableError):
+                found.append(read_last(settings, timeout=5.0))
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for end in (quick_kafka.kill, quick_kafka.stop) * 2:
+            end()
+            quick_kafka.start()
+            before = len(found)
+            shop.until(lambda before=before: len(found) > before + 5)  # type: ignore[misc]
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(30)
+    assert None not in found
 
 
 @BOTH
