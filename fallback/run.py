@@ -53,7 +53,7 @@ def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summa
         )
     started = time.monotonic()
     alerts = Alerts.of(settings)
-    spans = Spans(settings.name) if settings.traces else None
+    spans = Spans.of(settings)
     database = engine(settings)
     summary = Summary()
     worked = True

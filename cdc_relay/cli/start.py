@@ -69,7 +69,7 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
     alerts = Alerts.of(settings)
     address = settings.http_address()
     settings.page_token()  # a wrong one is said before anything is begun
-    spans = Spans(settings.name) if settings.traces else None
+    spans = Spans.of(settings)
     listener = Listener(*address) if address is not None else None
     pool = engine(settings)
     try:

@@ -32,7 +32,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, SinkUnavailableError
-from cdc_relay.kafka.client import Complaints, base_config, create, sink_error, text
+from cdc_relay.kafka.client import UNKNOWN_TOPIC, Complaints, base_config, create, sink_error, text
 from cdc_relay.kafka.owed import NOTHING_OWED, Owed
 from cdc_relay.position import Position, from_runs, runs
 from cdc_relay.router import Record
@@ -50,14 +50,7 @@ _TOPIC_CONFIG: Final = {
     "min.cleanable.dirty.ratio": "0.05",
 }
 _LOOK_BACK: Final = 64
-# What a client says of a topic that is not there, or of one that it does not know yet.
-_PERHAPS_MISSING: Final = frozenset(
-    (
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError._UNKNOWN_PARTITION,
-    )
-)
+_PERHAPS_MISSING: Final = UNKNOWN_TOPIC | {KafkaError._UNKNOWN_PARTITION}
 _MISSING_S: Final = 0.5
 
 

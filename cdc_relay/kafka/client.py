@@ -80,6 +80,8 @@ _FINAL: Final = frozenset(
 )
 
 
+# What a client says of a topic that is not there, or that it does not know yet.
+UNKNOWN_TOPIC: Final = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))
 _SILENT: Final = (
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,

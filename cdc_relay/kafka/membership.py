@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, SinkUnavailableError
 from cdc_relay.kafka.checkpoints import topic_name
-from cdc_relay.kafka.client import base_config, create, sink_error
+from cdc_relay.kafka.client import UNKNOWN_TOPIC, base_config, create, sink_error
 
 log = structlog.get_logger(__name__)
 
@@ -162,10 +162,7 @@ class Membership:
         return shard in self._owned and self._answers == [None]
 
     def _look_at(self, error: KafkaError | None) -> None:
-        if error is not None and error.code() in (
-            KafkaError.UNKNOWN_TOPIC_OR_PART,
-            KafkaError._UNKNOWN_TOPIC,
-        ):
+        if error is not None and error.code() in UNKNOWN_TOPIC:
             self.topic_gone = True
 
     def _committed(self, error: KafkaError | None, _partitions: list[Any]) -> None:

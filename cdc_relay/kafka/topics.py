@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 
-from cdc_relay.kafka.client import text
+from cdc_relay.kafka.client import UNKNOWN_TOPIC, text
 from cdc_relay.router import Record
 
 # Where brokers create topics by themselves, a new one is there within this time.
@@ -20,8 +20,7 @@ _BELIEVED_S: Final = 1.0
 
 _FAULTS: Final = frozenset(
     (
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,
+        *UNKNOWN_TOPIC,
         KafkaError.TOPIC_EXCEPTION,
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
     )
@@ -82,10 +81,7 @@ class Topics:
                 self._known[topic] = len(found.partitions)
                 self._refused.pop(topic, None)
                 return None
-            permanent = error.code() not in (
-                KafkaError.UNKNOWN_TOPIC_OR_PART,
-                KafkaError._UNKNOWN_TOPIC,
-            )
+            permanent = error.code() not in UNKNOWN_TOPIC
             if permanent or time.monotonic() >= deadline:
                 reason = f"topic {topic}: {text(error)}"
                 self._refused[topic] = (reason, time.monotonic() + _BELIEVED_S)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence, Set
-from typing import Any, Final
+from typing import Any, Final, Self
 
+from cdc_relay.config import Settings
 from cdc_relay.errors import ConfigError
 from cdc_relay.kafka.sink import Sink
 from cdc_relay.kafka.topics import Refusal
@@ -34,6 +35,7 @@ class Spans:
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
             raise ConfigError(
                 f"traces: {error.name} is not installed: pip install 'cdc-relay[traces]'"
@@ -45,18 +47,22 @@ class Spans:
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._provider = provider
         self._tracer: Any = provider.get_tracer("cdc-relay")
+        self._propagator = TraceContextTextMapPropagator()
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self | None:
+        """Those of the settings; None without ``traces``."""
+        return cls(settings.name) if settings.traces else None
 
     def sent(self, records: Iterable[Record], began: int, ended: int) -> None:
         """Note that ``records`` were sent between two times, nanoseconds since 1970."""
         from opentelemetry.trace import Link, SpanKind, get_current_span
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        propagator = TraceContextTextMapPropagator()
         for record in records:
             carrier = _carrier(record)
             if carrier is None:
                 continue
-            context = propagator.extract(carrier)
+            context = self._propagator.extract(carrier)
             creator = get_current_span(context).get_span_context()
             if not creator.is_valid or not creator.trace_flags & _SAMPLED:
                 continue

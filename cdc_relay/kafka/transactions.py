@@ -19,7 +19,7 @@ from cdc_relay import faults
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, SinkUnavailableError
 from cdc_relay.kafka.calls import Calls
-from cdc_relay.kafka.client import create, sink_error, text
+from cdc_relay.kafka.client import UNKNOWN_TOPIC, create, sink_error, text
 from cdc_relay.kafka.membership import Membership
 from cdc_relay.kafka.portions import Portions
 from cdc_relay.kafka.sink import (
@@ -36,9 +36,7 @@ log = structlog.get_logger(__name__)
 
 # What a transaction says that has a topic in it which was deleted: the calls behind the one that
 # was told so find the transaction failed.
-_MAYBE_GONE: Final = frozenset(
-    (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._STATE)
-)
+_MAYBE_GONE: Final = UNKNOWN_TOPIC | {KafkaError._STATE}
 # Between two looks at whether to go on, while the brokers are waited for.
 _LOOK_S: Final = 0.2
 # After this the library is asked again.

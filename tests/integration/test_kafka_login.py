@@ -36,15 +36,12 @@ BOTH = pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 class SecureKafka(ProxiedKafka):
     """The proxied listener speaks TLS and takes SCRAM-SHA-512; the other is the broker's own."""
 
+    protocol = "SASL_SSL"
+
     def settings(self, broker: Broker) -> dict[str, str]:
-        ours = super().settings(broker)
-        listeners = ours["listener.security.protocol.map"]
         login = "org.apache.kafka.common.security.scram.ScramLoginModule"
         return {
-            **ours,
-            "listener.security.protocol.map": listeners.replace(
-                "PROXIED:PLAINTEXT", "PROXIED:SASL_SSL"
-            ),
+            **super().settings(broker),
             "sasl.enabled.mechanisms": "SCRAM-SHA-512",
             "listener.name.proxied.scram-sha-512.sasl.jaas.config": f"{login} required;",
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -163,15 +160,12 @@ def test_a_password_file_that_is_not_there(shop: Harness, tmp_path: Path) -> Non
 class TokenKafka(ProxiedKafka):
     """The proxied listener takes OAUTHBEARER tokens, Kafka's own unsecured ones."""
 
+    protocol = "SASL_PLAINTEXT"
+
     def settings(self, broker: Broker) -> dict[str, str]:
-        ours = super().settings(broker)
-        listeners = ours["listener.security.protocol.map"]
         login = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
         return {
-            **ours,
-            "listener.security.protocol.map": listeners.replace(
-                "PROXIED:PLAINTEXT", "PROXIED:SASL_PLAINTEXT"
-            ),
+            **super().settings(broker),
             "sasl.enabled.mechanisms": "OAUTHBEARER",
             "listener.name.proxied.oauthbearer.sasl.jaas.config": (
                 f'{login} required unsecuredLoginStringClaim_sub="broker";'

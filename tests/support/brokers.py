@@ -28,6 +28,9 @@ class QuickKafka(Kafka):
 class ProxiedKafka(QuickKafka):
     """One broker with a second listener that is reached, and advertised, through a proxy."""
 
+    protocol = "PLAINTEXT"
+    """Of the second listener."""
+
     def __init__(self, home: Path, *, die_with_parent: bool = False) -> None:
         super().__init__(home, die_with_parent=die_with_parent)
         self.proxy = Proxy(ports.kept(self.home, "proxied-port"))
@@ -53,7 +56,7 @@ class ProxiedKafka(QuickKafka):
             "listeners": f"{ours['listeners']},{near}",
             "advertised.listeners": f"{ours['advertised.listeners']},PROXIED://{self.proxied}",
             "listener.security.protocol.map": (
-                f"{ours['listener.security.protocol.map']},PROXIED:PLAINTEXT"
+                f"{ours['listener.security.protocol.map']},PROXIED:{self.protocol}"
             ),
         }
 
