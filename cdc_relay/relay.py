@@ -535,6 +535,7 @@ class Relay:
                 self._idle(max(settings.poll_interval, now - begun))
 
     def _idle(self, seconds: float) -> None:
+        """Wait, and take part in the group meanwhile; shorter when a stop is asked."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if self._stopping.wait(min(left, _TICK_S)):
@@ -691,7 +692,7 @@ class Relay:
             except SourceUnavailableError as error:
                 self._vitals.waiting = f"for the database: {error}"
                 log.warning("waiting for the database", reason=str(error), retry_in_seconds=pause)
-                if self._stopping.wait(pause):
+                self._idle(pause)
+                if self._stopping.is_set():
                     raise StopAskedError from None
-                self._keep_up()
                 pause = min(pause * 2, 5.0)
