@@ -26,6 +26,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -121,7 +122,6 @@ class Settings(BaseModel):
     )
     name: str = Field(
         "outbox",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
         description="Name of this relay; its checkpoint topic and identity derive from it.",
     )
     table: str = Field(DEFAULT_TABLE, description="Outbox table, optionally schema.table.")
@@ -155,9 +155,7 @@ class Settings(BaseModel):
     )
     cloudevents_source: str = Field(
         "/cdc-relay",
-        min_length=1,
         max_length=500,
-        pattern=r"^[!-~]+$",
         description="CloudEvents: the source attribute, a URI reference that names your service.",
     )
     delivery: Literal["exactly_once", "at_least_once"] = Field(
@@ -271,6 +269,32 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level that is logged."
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        # Python takes True for 1.
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and kind in (int, int | None):
+            raise ValueError(f"{str(value).lower()} is not a number")
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value):
+            raise ValueError(
+                f"{value!r} cannot be part of a topic's name; letters, digits, '.', '_' and '-' "
+                "can, 64 at most, a letter or digit first"
+            )
+        return value
+
+    @field_validator("cloudevents_source")
+    @classmethod
+    def _check_source(cls, value: str) -> str:
+        if not re.fullmatch(r"[!-~]+", value):
+            raise ValueError(f"{value!r} is not a URI reference; write it without spaces, in ASCII")
+        return value
 
     @field_validator("database_url")
     @classmethod
