@@ -484,6 +484,14 @@ _CHECKS_SQL: Final = (
 )
 
 
+def seen_columns(connection: Connection, settings: Settings) -> set[str]:
+    """The outbox table's columns by our names, as far as the user may see them; empty where there
+    is no such table."""
+    names = Columns(settings.columns)
+    rows = connection.exec_driver_sql(_COLUMNS_SQL, settings.schema_and_table())
+    return {names.key(str(row[0])) for row in rows}
+
+
 def is_mariadb(connection: Connection) -> bool:
     """Whether the server behind ``connection`` is MariaDB."""
     return bool(getattr(connection.dialect, "is_mariadb", False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, Literal, get_args
 
 from cdc_relay.columns import Columns
@@ -13,19 +14,29 @@ Role = Literal["relay", "compensator", "writer"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 Dialect = Literal["mysql", "mariadb"]
 
-# What marking and parking change; all else of a row is the service's.
-_MARKED: Final = (
-    *("status", "retry_count", "next_retry_time", "updated_at"),
-    *(name for name in OPTIONAL_COLUMNS if name != "headers"),
-)
+# All else of a row is the service's.
+_MARKED: Final = ("status", "retry_count", "next_retry_time", "updated_at")
+_MARKED_TOO: Final = tuple(name for name in OPTIONAL_COLUMNS if name != "headers")
 
 
-def grants(role: Role, account: str, settings: Settings, dialect: Dialect) -> list[str]:
+def marked_columns(there: Collection[str] = OPTIONAL_COLUMNS) -> tuple[str, ...]:
+    """What marking and parking change in a table that has the columns ``there``."""
+    return (*_MARKED, *(name for name in _MARKED_TOO if name in there))
+
+
+def grants(
+    role: Role,
+    account: str,
+    settings: Settings,
+    dialect: Dialect,
+    there: Collection[str] = OPTIONAL_COLUMNS,
+) -> list[str]:
     """Return the statements, without semicolons, that let ``account`` (as GRANT wants it) work as
-    ``role`` with these settings, and nothing else: UPDATE is on the columns that a mark changes,
-    never on a payload. The privileges ON *.* exist for whole servers only."""
+    ``role`` with these settings, and nothing else: UPDATE is on the columns that a mark changes (of
+    the optional ones those of ``there``), never on a payload. The privileges ON *.* exist for whole
+    servers only."""
     schema, table = settings.schema_and_table()
-    columns = Columns(settings.columns).sql(", ".join(_MARKED))
+    columns = Columns(settings.columns).sql(", ".join(marked_columns(there)))
     name = f"{quote(schema)}.{quote(table)}"
     if role == "writer":
         return [f"GRANT INSERT ON {name} TO {account}"]

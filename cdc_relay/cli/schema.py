@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, get_args
 
 import click
 
-from cdc_relay.cli.options import settings_options
+from cdc_relay.cli.options import DATABASE, LOGGING, settings_options
 from cdc_relay.columns import Columns
 from cdc_relay.config import Settings
-from cdc_relay.errors import ConfigError
+from cdc_relay.errors import ConfigError, SourceError
 from cdc_relay.grants import ROLES, Dialect, Role, grants
-from cdc_relay.outbox import table_ddl
+from cdc_relay.outbox import OPTIONAL_COLUMNS, table_ddl
 
 _ACCOUNTS: Final[dict[Role, str]] = {
     "relay": "'cdc_relay'@'%'",
@@ -26,7 +27,7 @@ _ACCOUNTS: Final[dict[Role, str]] = {
     "`cdc-relay schema --grants --table shop.outbox_event --role relay --account "
     "\"'relay'@'10.0.%'\"`.",
 )
-@settings_options("table", "columns", "database_url", "mark", "mark_row_image")
+@settings_options("mark", "mark_row_image", *DATABASE, *LOGGING)
 @click.option("--grants", "only_grants", is_flag=True, help="Print GRANT statements instead.")
 @click.option(
     "--role", type=click.Choice(ROLES), multiple=True, help="Of this role only. [default: all]"
@@ -42,7 +43,8 @@ def command(
 ) -> None:
     """Print the statements that create the outbox table (MySQL 8.0.13, MariaDB 10.6 and later) or,
     with --grants, those that give relay, compensator and the writing service the least that each
-    needs. The accounts must be there. No database is needed."""
+    needs. The accounts must be there. No database is needed; with database_url, the grants leave
+    out the optional columns that the table there does not have."""
     if not only_grants:
         if role or account:
             raise ConfigError("--role and --account go with --grants")
@@ -54,7 +56,29 @@ def command(
         raise ConfigError("--grants: which schema? write --table schema.table, or database_url")
     if account is not None and len(role) != 1:
         raise ConfigError("--account: of which role? give one --role")
+    there = _there(settings) if settings.database_url else OPTIONAL_COLUMNS
     for one in role or ROLES:
         click.echo(f"-- {one}")
-        for statement in grants(one, account or _ACCOUNTS[one], settings, dialect):
+        for statement in grants(one, account or _ACCOUNTS[one], settings, dialect, there):
             click.echo(statement + ";")
+
+
+def _there(settings: Settings) -> Collection[str]:
+    """The columns of the table, or all where it cannot be seen or is not there yet."""
+    from cdc_relay.database import connected, engine, seen_columns
+
+    pool = engine(settings.model_copy(update={"mark_row_image": "server"}))
+    try:
+        with connected(pool) as connection:
+            return seen_columns(connection, settings) or OPTIONAL_COLUMNS
+    except SourceError as error:
+        columns = Columns(settings.columns)
+        optional = ", ".join(columns[name] for name in OPTIONAL_COLUMNS if name != "headers")
+        click.echo(
+            f"note: the table could not be looked at ({error}): leave out what it lacks of "
+            f"{optional}",
+            err=True,
+        )
+        return OPTIONAL_COLUMNS
+    finally:
+        pool.dispose()

@@ -13,13 +13,14 @@ from sqlalchemy import Engine
 
 from cdc_relay.config import Settings
 from cdc_relay.database import connected, describe_table, engine
-from cdc_relay.doctor.brokers import Traffic, check_brokers, check_topics, traffic
+from cdc_relay.doctor.brokers import check_brokers, check_clock, check_topics
 from cdc_relay.doctor.finding import Finding
 from cdc_relay.doctor.installation import check_installation, check_members, check_position
 from cdc_relay.doctor.server import ask, check_grants, check_server
 from cdc_relay.doctor.table import check_table
+from cdc_relay.doctor.traffic import Traffic, look
 from cdc_relay.errors import ConfigError, SinkError, SinkUnavailableError, SourceError
-from cdc_relay.kafka.checkpoints import Checkpoint, read_last
+from cdc_relay.kafka.checkpoints import Checkpoint, read_last_timed
 from cdc_relay.kafka.cluster import Cluster
 from cdc_relay.kafka.membership import members
 
@@ -30,8 +31,10 @@ def examine(settings: Settings) -> Iterator[Finding]:
     """Yield the outcome of each check as it comes. A server that does not answer is a finding."""
     settings.require("database_url", "kafka_bootstrap")
     yield from check_installation()
-    cluster, alive, last, troubles = _kafka(settings)
-    pool = engine(settings)
+    cluster, alive, stored, troubles = _kafka(settings)
+    last, appended = stored or (None, None)
+    # The row image of marks is tried like the other grants, not asked of each connection.
+    pool = engine(settings.model_copy(update={"mark_row_image": "server"}))
     try:
         rows = yield from _database(pool, settings, alive, last)
     finally:
@@ -39,6 +42,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from troubles
     if cluster is not None:
         yield from check_brokers(cluster, settings)
+        ahead = appended - last.time if last is not None and appended is not None else None
+        yield check_clock(ahead, settings)
         yield from check_topics(cluster, settings, rows)
     if alive is not None:
         yield check_members(alive, settings)
@@ -51,18 +56,19 @@ def exit_code(findings: list[Finding]) -> int:
 
 def _kafka(
     settings: Settings,
-) -> tuple[Cluster | None, int | None, Checkpoint | None, list[Finding]]:
-    """The cluster, how many relays run, the last checkpoint, and what went wrong."""
+) -> tuple[Cluster | None, int | None, tuple[Checkpoint, float | None] | None, list[Finding]]:
+    """The cluster, how many relays run, the last checkpoint with the brokers' time of it, and what
+    went wrong."""
     try:
         cluster = Cluster(settings)
     except (SinkError, ConfigError) as error:
         return None, None, None, [Finding("kafka", "connection", "failure", str(error))]
     troubles = []
     alive: int | None = None
-    last: Checkpoint | None = None
+    last: tuple[Checkpoint, float | None] | None = None
     try:
         alive = _members(settings)
-        last = read_last(settings)
+        last = read_last_timed(settings)
     except SinkError as error:
         troubles.append(Finding("kafka", "checkpoint", "failure", str(error)))
     return cluster, alive, last, troubles
@@ -96,7 +102,7 @@ def _database(
                 shape = describe_table(connection, settings)
             except (ConfigError, SourceError):
                 return None  # said above
-            return traffic(connection, settings, shape)
+            return look(connection, settings, shape)
     except SourceError as error:
         yield _login(error, settings)
         return None

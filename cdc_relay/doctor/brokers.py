@@ -3,65 +3,25 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
-
-from sqlalchemy import Connection
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Final
 
 from cdc_relay.config import Settings
-from cdc_relay.database import TableShape
 from cdc_relay.doctor.finding import Area, Finding, How, Level
-from cdc_relay.errors import UnroutableError
+from cdc_relay.doctor.traffic import RECENT_ROWS, Seen, Traffic
 from cdc_relay.kafka.checkpoints import fallback_topic, topic_name
 from cdc_relay.kafka.cluster import Cluster, Topic
 from cdc_relay.kafka.sink import producer_config
-from cdc_relay.outbox import PENDING, OutboxEvent
 
-_RECENT_ROWS: Final = 1000
+_MOST_TOPICS: Final = 50
+_SKEW_S: Final = 2.0
 _DAY_MS: Final = 86_400_000
 # Headers, key and the batch's own head, beside the payload.
 _OVERHEAD: Final = 2048
 _NEVER: Final = 9223372036854775807
 # librdkafka's own default of message.max.bytes.
 _PRODUCER_BYTES: Final = 1_000_000
-
-
-class Traffic(NamedTuple):
-    """What the table's recent rows mean for Kafka."""
-
-    largest: Mapping[str, int]
-    """Largest recent payload by topic, in bytes."""
-    unroutable: Sequence[str]
-    oldest_pending_ms: int
-    """Age of the oldest pending row."""
-
-
-def traffic(connection: Connection, settings: Settings, shape: TableShape) -> Traffic:
-    """Look at the most recent rows and at the oldest pending one."""
-    sql = shape.names.sql(
-        f"SELECT aggregate_type, event_type, MAX(LENGTH(payload)){shape.extra_sql} FROM"
-        f" (SELECT * FROM {shape.quoted} ORDER BY id DESC LIMIT {_RECENT_ROWS}) AS recent"
-        f" GROUP BY aggregate_type, event_type{shape.extra_sql}"
-    )
-    rows = connection.exec_driver_sql(sql).all()
-    sql = shape.names.sql(
-        "SELECT TIMESTAMPDIFF(SECOND, MIN(created_at), UTC_TIMESTAMP(6))"
-        f" FROM {shape.quoted} WHERE status = {PENDING}"
-    )
-    age = connection.exec_driver_sql(sql).scalar()
-    router = settings.router(shape.payload_kind, shape.extra)
-    largest: dict[str, int] = {}
-    unroutable = []
-    for kind, event_type, size, *extra in rows:
-        values = tuple(one.encode() if isinstance(one, str) else one for one in extra)
-        event = OutboxEvent(1, "-", kind or "", "-", event_type or "", None, None, None, values)
-        try:
-            topic = router.topic(event)
-        except UnroutableError as error:
-            unroutable.append(f"aggregate_type {kind!r}: {error}")
-        else:
-            largest[topic] = max(largest.get(topic, 0), int(size or 0))
-    return Traffic(largest, unroutable, 1000 * max(0, int(age or 0)))
 
 
 def check_brokers(cluster: Cluster, settings: Settings) -> Iterator[Finding]:
@@ -91,6 +51,28 @@ def check_brokers(cluster: Cluster, settings: Settings) -> Iterator[Finding]:
     )
 
 
+def check_clock(ahead: float | None, settings: Settings) -> Finding:
+    """By how many seconds the brokers' clock is ahead of the relay's machine's, as the last
+    checkpoint tells; None where there is none that does."""
+    if ahead is None:
+        text = "not known: the brokers have stamped no checkpoint of this name yet"
+        return _found("broker_clock", "ok", text, area="kafka")
+    # A checkpoint may wait for its brokers as long as its transaction may be open.
+    if -_SKEW_S < ahead < _SKEW_S + settings.transaction_timeout:
+        text = "the brokers' clock and the relay's machine's agree (its last checkpoint tells)"
+        return _found("broker_clock", "ok", text, area="kafka")
+    return _found(
+        "broker_clock",
+        "warning",
+        f"the brokers' clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} the "
+        "relay's machine's (its last checkpoint tells): they delete records, and refuse those that "
+        "seem to come from the future, by theirs",
+        ("synchronise the clocks of brokers and relay (timedatectl set-ntp true)",),
+        "advice",
+        area="kafka",
+    )
+
+
 def check_topics(cluster: Cluster, settings: Settings, rows: Traffic | None) -> Iterator[Finding]:
     """The topics of relay and compensator, and the topics that the table's recent rows go to."""
     yield from _checkpoint_topic(cluster, settings)
@@ -104,22 +86,31 @@ def check_topics(cluster: Cluster, settings: Settings, rows: Traffic | None) -> 
             ("mend what the service writes, or the topic template",),
             "advice",
         )
-    if not rows.largest:
+    if not rows.topics:
         yield _found(
             "topics",
             "warning" if "{" in settings.topic else "ok",
             "the table is empty, so no topic is known yet: run this again after the first events",
         )
+    elif len(rows.topics) > _MOST_TOPICS:
+        yield _found(
+            "topics",
+            "warning",
+            f"the last {RECENT_ROWS} rows go to {len(rows.topics)} topics, of which {_MOST_TOPICS} "
+            "are looked at: brokers are made for thousands, not for one an event",
+            ("take a column of few values for the topic, and leave the others to the key",),
+            "advice",
+        )
     config = cluster.broker_config()
-    topics = cluster.topics(list(rows.largest))
-    for name, largest in sorted(rows.largest.items()):
+    topics = cluster.topics(list(rows.topics))
+    for name, seen in sorted(islice(rows.topics.items(), _MOST_TOPICS)):
         if name not in topics:
             yield _absent(name, cluster, settings, config)
             continue
         topic = topics[name]
         yield from _durable(topic, cluster.brokers, settings)
         yield from _keeps(topic, settings)
-        yield from _takes(topic, settings, largest, rows.oldest_pending_ms)
+        yield from _takes(topic, settings, seen, rows)
 
 
 def _checkpoint_topic(cluster: Cluster, settings: Settings) -> Iterator[Finding]:
@@ -216,8 +207,10 @@ def _durable(
         yield _found(
             "leader",
             "failure",
-            f"{name}: {topic.leaderless} partitions have no leader: start the brokers that hold "
-            "them",
+            f"{name}: {topic.leaderless} of {topic.partitions} partitions have no leader: nothing "
+            "can be written there, and what goes there waits",
+            _bring_back(topic),
+            "advice",
             area=area,
         )
     if needed > replicas:
@@ -236,6 +229,8 @@ def _durable(
             "failure",
             f"{name} has {topic.in_sync} replicas in sync and needs {needed}: writes wait until "
             "brokers are back",
+            _bring_back(topic),
+            "advice",
             area=area,
         )
     elif replicas > 1 and needed < 2:
@@ -252,7 +247,7 @@ def _durable(
         yield _found(
             "replication_factor",
             "warning",
-            f"{name} has {replicas} of {brokers} brokers' replicas: with one disk its records are "
+            f"{name} has its records on {replicas} of {brokers} brokers: with one disk they are "
             "lost; three brokers and three replicas are usual",
             area=area,
         )
@@ -269,6 +264,13 @@ def _durable(
             "shell",
             area=area,
         )
+
+
+def _bring_back(topic: Topic) -> tuple[str, ...]:
+    if topic.away:
+        which = ", ".join(map(str, topic.away))
+        return (f"start broker {which} again, or move its replicas (kafka-reassign-partitions.sh)",)
+    return (f"see why replicas of {topic.name} lag: the logs of its brokers",)
 
 
 def _keeps(topic: Topic, settings: Settings) -> Iterator[Finding]:
@@ -306,17 +308,39 @@ def _keeps(topic: Topic, settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _takes(topic: Topic, settings: Settings, largest: int, oldest_ms: int) -> Iterator[Finding]:
+def _takes(topic: Topic, settings: Settings, seen: Seen, rows: Traffic) -> Iterator[Finding]:
     """Whether the topic takes the rows that the table has."""
-    name, config = topic.name, topic.config
+    name, config, largest = topic.name, topic.config, seen.largest
+    if seen.partition >= topic.partitions:
+        yield _found(
+            "partition",
+            "failure",
+            f"{name} has {topic.partitions} partitions, and {settings.partition_column} of a "
+            f"recent row names partition {seen.partition}: such rows are parked",
+            (
+                _command(settings, "kafka-topics.sh")
+                + f" --alter --topic {name} --partitions {seen.partition + 1}",
+            ),
+            "shell",
+        )
     before = int(config.get("message.timestamp.before.max.ms", _NEVER))
-    if before <= oldest_ms:
+    if before <= rows.oldest_pending_ms:
         yield _found(
             "timestamp_limit",
             "failure",
             f"{name} refuses records older than {before / 1000:g} s, and a row has been pending "
-            f"for {oldest_ms / 1000:g} s",
+            f"for {rows.oldest_pending_ms / 1000:g} s",
             (_alter(settings, name, f"message.timestamp.before.max.ms={_NEVER}"),),
+            "shell",
+        )
+    after = int(config.get("message.timestamp.after.max.ms", _NEVER))
+    if after <= rows.ahead_ms:
+        yield _found(
+            "timestamp_limit",
+            "failure",
+            f"{name} refuses records stamped more than {after / 1000:g} s ahead of the brokers' "
+            f"clock, and a recent row is {rows.ahead_ms / 1000:g} s ahead: such rows are parked",
+            (_alter(settings, name, f"message.timestamp.after.max.ms={_NEVER}"),),
             "shell",
         )
     need = largest + _OVERHEAD

@@ -13,9 +13,10 @@ from sqlalchemy.exc import DBAPIError
 from cdc_relay.binlog.stream import BinlogSource, random_server_id
 from cdc_relay.columns import Columns
 from cdc_relay.config import Settings
-from cdc_relay.database import connect_arguments, is_mariadb, quote
+from cdc_relay.database import connect_arguments, is_mariadb, quote, seen_columns
 from cdc_relay.doctor.finding import Finding, How, Level, literal
 from cdc_relay.errors import SourceError
+from cdc_relay.grants import marked_columns
 
 _DAY_S: Final = 86_400
 _WEEK_S: Final = 7 * _DAY_S
@@ -86,7 +87,7 @@ def check_server(
         )
         return
     yield _found("log_bin", "ok", "the server writes a binlog")
-    yield from _format(server)
+    yield from _format(settings, server)
     yield from _filters(connection, settings)
     yield _durability(server)
     yield _retention(server)
@@ -101,16 +102,16 @@ def check_grants(connection: Connection, settings: Settings, server: Server) -> 
     """Try what the relay does, with the relay's own account; nothing is changed."""
     schema, table = settings.schema_and_table()
     name = f"{quote(schema)}.{quote(table)}"
-    everywhere = {
-        "REPLICATION CLIENT": "SHOW BINARY LOGS",
-    }
+    everywhere = {"REPLICATION CLIENT": "SHOW BINARY LOGS"}
+    if settings.mark_row_image == "minimal":
+        image = "BINLOG ADMIN" if server.maria else "SESSION_VARIABLES_ADMIN"
+        everywhere[image] = "SET SESSION binlog_row_image = @@session.binlog_row_image"
     named = Columns(settings.columns).sql
-    columns = "status = status, retry_count = retry_count, next_retry_time = next_retry_time"
+    marked = marked_columns(seen_columns(connection, settings))
+    columns = ", ".join(f"{one} = {one}" for one in marked)
     here = {"SELECT": f"SELECT 1 FROM {name} LIMIT 0"}
     if settings.mark != "none":
-        here["UPDATE"] = (
-            f"UPDATE {name} SET {columns}, updated_at = updated_at WHERE id = 0 AND status = -1"
-        )
+        here["UPDATE"] = f"UPDATE {name} SET {columns} WHERE id = 0 AND status = -1"
     if settings.mark == "delete":
         here["DELETE"] = f"DELETE FROM {name} WHERE id = 0 AND status = -1"
     for privilege, statement in (everywhere | here).items():
@@ -203,7 +204,7 @@ def _transport(connection: Connection, settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _format(server: Server) -> Iterator[Finding]:
+def _format(settings: Settings, server: Server) -> Iterator[Finding]:
     row_format = server.get("binlog_format") or "ROW"
     if row_format == "ROW":
         yield _found("binlog_format", "ok", "ROW")
@@ -224,6 +225,13 @@ def _format(server: Server) -> Iterator[Finding]:
             "warning",
             f"{image}: a row may lack columns in the log, and each such row is read back by SELECT",
             (server.set("binlog_row_image", "'FULL'"),),
+        )
+    if settings.mark_row_image == "minimal":
+        yield _found(
+            "mark_row_image",
+            "ok",
+            "minimal: our own updates are small in the log; a reader of this log that expects "
+            "whole rows (Debezium on the same table) stops at them",
         )
     metadata = server.get("binlog_row_metadata")
     if metadata == "FULL":

@@ -16,6 +16,7 @@ from cdc_relay.columns import Columns
 from cdc_relay.config import Settings
 from cdc_relay.database import describe_table, quote
 from cdc_relay.doctor.finding import Finding, How, Level
+from cdc_relay.doctor.traffic import RECENT_ROWS
 from cdc_relay.errors import ConfigError, SourceError
 from cdc_relay.outbox import OPTIONAL_COLUMNS, REQUIRED_COLUMNS, outbox_table, upgrade_ddl
 
@@ -27,6 +28,7 @@ _LIMITS: Final = {
     "bigint": 1 << 63,
 }
 _HEADROOM: Final = 0.8
+_AHEAD_S: Final = 60
 _NO_SUCH_TABLE: Final = (1146, 1932)
 
 
@@ -85,6 +87,7 @@ def _check_table(connection: Connection, settings: Settings, names: Columns) -> 
         yield _found("shape", "failure", str(error), _statement(name, str(error), names))
     else:
         yield _found("shape", "ok", "the relay can read and mark its rows")
+        yield from _ahead(connection, name, names)
 
 
 def _missing(connection: Connection, settings: Settings, schema: str, table: str) -> Finding:
@@ -258,6 +261,25 @@ def _created_at(connection: Connection, name: str, column: _Column) -> Finding:
         f"server's is {where}): read as UTC, ages and occurred_at are off by its offset",
         (f"ALTER TABLE {name} ALTER COLUMN created_at SET DEFAULT (UTC_TIMESTAMP(6));",),
     )
+
+
+def _ahead(connection: Connection, name: str, names: Columns) -> Iterator[Finding]:
+    """Whether services stamp rows by a clock, or in a time zone, of their own."""
+    sql = names.sql(
+        "SELECT TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(6), MAX(created_at)) FROM"
+        f" (SELECT created_at FROM {name} ORDER BY id DESC LIMIT {RECENT_ROWS}) AS recent"
+    )
+    ahead = int(connection.exec_driver_sql(sql.replace("%", "%%")).scalar() or 0)
+    if ahead >= _AHEAD_S:
+        yield _found(
+            "created_at",
+            "warning",
+            f"a recent row is stamped {ahead} s ahead of the database's clock: a service writes "
+            "its local time, or its clock is wrong; ages and occurred_at are off by as much, and "
+            "brokers refuse what comes from too far in the future",
+            ("leave created_at to its default, or write UTC (datetime.now(UTC))",),
+            "advice",
+        )
 
 
 def _indexed(

@@ -13,11 +13,12 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import structlog
 from confluent_kafka import (
     OFFSET_BEGINNING,
+    TIMESTAMP_LOG_APPEND_TIME,
     Consumer,
     KafkaError,
     KafkaException,
@@ -42,9 +43,11 @@ log = structlog.get_logger(__name__)
 Source = Literal["binlog", "polling"]
 
 _VERSION: Final = 2
-# Compaction keeps the last value of a key; small segments let it start early.
+# Compaction keeps the last value of a key; small segments let it start early. Stamped by the
+# brokers: a relay whose clock is far ahead would be refused, and doctor can compare the clocks.
 _TOPIC_CONFIG: Final = {
     "cleanup.policy": "compact",
+    "message.timestamp.type": "LogAppendTime",
     "segment.ms": "600000",
     "segment.bytes": str(32 * 1024 * 1024),
     "min.cleanable.dirty.ratio": "0.05",
@@ -158,6 +161,15 @@ class Checkpoint:
             raise UnreadableCheckpointError(f"the checkpoint cannot be read: {error}") from None
 
 
+class Stored(NamedTuple):
+    """A value as the topic has it."""
+
+    value: bytes
+    appended: float | None
+    """When the brokers took it, seconds since 1970 by their clock; None where the topic keeps the
+    writer's time."""
+
+
 def ensure_topic(settings: Settings, timeout: float = 15.0, *, fallback: bool = False) -> None:
     """Create the checkpoint topic (that of the passes, where ``fallback``) if it is not there.
     Raises ``SinkError`` if it cannot be."""
@@ -216,7 +228,7 @@ def read_fallback(
     ``read_last``."""
     topic = fallback_topic(settings.name)
     found = last_value(settings, topic, 0, b"fallback", timeout, settled=settled)
-    return Checkpoint.decode(found) if found is not None else None
+    return Checkpoint.decode(found.value) if found is not None else None
 
 
 def read_last(
@@ -233,7 +245,13 @@ def read_last(
     key = f"shard-{partition}".encode()
     topic = topic_name(settings.name)
     found = last_value(settings, topic, partition, key, timeout, settled=settled)
-    return Checkpoint.decode(found) if found is not None else None
+    return Checkpoint.decode(found.value) if found is not None else None
+
+
+def read_last_timed(settings: Settings) -> tuple[Checkpoint, float | None] | None:
+    """``read_last``, and when the brokers took it, by their clock, where they tell."""
+    found = last_value(settings, topic_name(settings.name), 0, b"shard-0", 15.0)
+    return (Checkpoint.decode(found.value), found.appended) if found is not None else None
 
 
 def last_value(
@@ -244,7 +262,7 @@ def last_value(
     timeout: float,
     *,
     settled: bool = False,
-) -> bytes | None:
+) -> Stored | None:
     """Return the last committed value of ``key`` in a partition, or None where there is none (no
     such topic included); as ``read_last``."""
     complaints = Complaints()
@@ -316,13 +334,13 @@ def _last_value(
     start: int,
     stop: int | None,
     timeout: float,
-) -> bytes | None:
+) -> Stored | None:
     """The key's last value at or after ``start``, read up to ``stop`` (a transaction's end marker
     has an offset of its own and is not handed out) or to what can be seen of the partition; with
     None to its true end, which shows when the transactions before it have ended."""
     consumer.assign([TopicPartition(topic, partition, start if start else OFFSET_BEGINNING)])
     deadline = time.monotonic() + timeout
-    last: bytes | None = None
+    last: Stored | None = None
     seen: int | None = None
     end: int | None = None
     while True:
@@ -338,7 +356,9 @@ def _last_value(
         error = message.error()
         if error is None:
             if message.value() is not None and message.key() == key:
-                last = message.value()
+                kind, stamp = message.timestamp()
+                appended = stamp / 1000 if kind == TIMESTAMP_LOG_APPEND_TIME else None
+                last = Stored(message.value(), appended)
             if stop is not None and message.offset() + 1 >= stop:
                 return last
         elif error.code() == KafkaError._PARTITION_EOF:

@@ -22,9 +22,11 @@ class Topic:
     replicas: int
     """Of the partition that has fewest."""
     in_sync: int
-    """In-sync replicas of the partition that has fewest."""
+    """In-sync replicas of the partition that has fewest, of those that have a leader."""
     leaderless: int
     """Partitions without a leader: nothing can be written there."""
+    away: Sequence[int]
+    """Brokers that hold replicas and are not in the cluster now."""
     config: Mapping[str, str]
     """Empty where we may not look."""
 
@@ -57,14 +59,17 @@ class Cluster:
         there = [name for name in names if name in self.names]
         configs = self._configs([ConfigResource("topic", name) for name in there])
         found = {}
+        alive = set(self._metadata.brokers)
         for name in there:
             partitions = list(self._metadata.topics[name].partitions.values())
+            replicas = min((len(one.replicas) for one in partitions), default=0)
             found[name] = Topic(
                 name,
                 len(partitions),
-                min((len(one.replicas) for one in partitions), default=0),
-                min((len(one.isrs) for one in partitions), default=0),
+                replicas,
+                min((len(one.isrs) for one in partitions if one.leader >= 0), default=replicas),
                 sum(one.leader < 0 for one in partitions),
+                sorted({node for one in partitions for node in one.replicas} - alive),
                 configs.get(name, {}),
             )
         return found

@@ -47,11 +47,11 @@ def record_pass(settings: Settings, found: Mapping[str, object]) -> None:
 def last_pass(settings: Settings, timeout: float = 15.0) -> dict[str, Any] | None:
     """Return what the last pass found: ``time``, when it ended in seconds since 1970, and the
     fields of its summary; None where there was none yet. Raises ``SinkError``."""
-    value = last_value(settings, fallback_topic(settings.name), 0, _KEY, timeout)
-    if value is None:
+    stored = last_value(settings, fallback_topic(settings.name), 0, _KEY, timeout)
+    if stored is None:
         return None
     try:
-        found: dict[str, Any] = json.loads(value)
+        found: dict[str, Any] = json.loads(stored.value)
         return {**found, "time": float(found["time"])}
     except (ValueError, KeyError, TypeError) as error:
         raise SinkError(f"the record of the last pass cannot be read: {error}") from None

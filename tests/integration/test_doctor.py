@@ -184,6 +184,27 @@ GRANTS = {
 }
 
 
+def test_a_grant_on_an_optional_column_is_missing(database: Database, kafka: str) -> None:
+    """Of a mark's columns the grant leaves one out: every mark would fail."""
+    database.create_outbox()
+    columns = "status, retry_count, next_retry_time, updated_at, last_error"
+    with database.user(*RELAY, f"SELECT, UPDATE ({columns}) {TABLE}") as user:
+        ward = Ward(user, kafka, database.name, admin=database)
+        falls_ill_and_is_mended(ward, "grant_update", "failure", "sent_at")
+
+
+def test_a_grant_for_small_marks_is_missing(database: Database, kafka: str) -> None:
+    database.create_outbox()
+    with database.user(*RELAY, f"SELECT, UPDATE {TABLE}") as user:
+        ward = Ward(user, kafka, database.name, admin=database)
+        ward.set({"MARK_ROW_IMAGE": "minimal"})
+        image = "binlog_admin" if database.is_mariadb else "session_variables_admin"
+        falls_ill_and_is_mended(ward, f"grant_{image}", "failure", "lacks")
+        explained = ward.finding("mark_row_image")
+        assert explained is not None
+        assert "Debezium" in explained.text
+
+
 @pytest.mark.parametrize("check", GRANTS)
 def test_a_grant_is_missing(database: Database, kafka: str, check: str) -> None:
     database.create_outbox()
@@ -333,6 +354,24 @@ def test_a_table_that_is_wrong(database: Database, kafka: str, path: Path, name:
     falls_ill_and_is_mended(ward, case.check, case.level, case.words, path)
 
 
+def test_rows_of_the_future(ward: Ward, kafka: str, path: Path) -> None:
+    """A service east of Greenwich writes its local time; brokers refuse what comes from further
+    ahead than an hour."""
+    topic = ward.settings.topic.format(aggregate_type="order")
+    create_topic(kafka, topic, 1, {"message.timestamp.after.max.ms": "3600000"})
+    insert(ward, "order")
+    ward.admin.sql("UPDATE outbox_event SET created_at = created_at + INTERVAL 8 HOUR")
+    ill = ward.finding("created_at")
+    assert ill is not None
+    assert (ill.level, ill.how) == ("warning", "advice")
+    assert "local time" in ill.text
+    falls_ill_and_is_mended(ward, "timestamp_limit", "failure", "ahead", path)
+    ward.admin.sql("UPDATE outbox_event SET created_at = UTC_TIMESTAMP(6)")
+    well = ward.finding("created_at")
+    assert well is not None
+    assert well.level == "ok"
+
+
 def test_a_table_of_another_case(ward: Ward) -> None:
     """The binlog names tables as the server does, letter for letter."""
     ward.set({"TABLE": "Outbox_Event"})
@@ -375,6 +414,50 @@ def test_a_topic_that_is_wrong(ward: Ward, kafka: str, path: Path, name: str) ->
     insert(ward, name, {"pad": "x" * 2000})
     ward.admin.sql("UPDATE outbox_event SET created_at = created_at - INTERVAL 1 HOUR")
     falls_ill_and_is_mended(ward, check, level, topic, path)
+
+
+@pytest.mark.parametrize(
+    ("template", "topic"),
+    [
+        ("{name}.of.{id}", "{name}.of.{row[0]}"),
+        ("{name}.{aggregate_id}.{event_type}", "{name}.k.CREATED"),
+        ("{name}.{shop_id}", "{name}.7"),
+    ],
+)
+def test_topics_made_of_other_columns(
+    ward: Ward, kafka: str, path: Path, template: str, topic: str
+) -> None:
+    """The rows' own topics are looked at, whatever columns the template has."""
+    ward.admin.sql("ALTER TABLE outbox_event ADD COLUMN shop_id BIGINT NOT NULL DEFAULT 7")
+    insert(ward, "order")
+    [ids] = ward.admin.sql("SELECT id FROM outbox_event")
+    name = ward.settings.name
+    ward.set({"TOPIC": template.replace("{name}", name)})
+    create_topic(kafka, topic.format(name=name, row=ids), 1, {"cleanup.policy": "compact"})
+    words = topic.format(name=name, row=ids)
+    falls_ill_and_is_mended(ward, "cleanup_policy", "failure", words, path)
+    assert ward.finding("topic_missing") is None
+
+
+def test_a_topic_for_each_event(ward: Ward) -> None:
+    statement = INSERT.format(table="outbox_event")
+    for _ in range(51):
+        ward.admin.sql(statement, row("k", {"n": 1}))
+    ward.set({"TOPIC": ward.settings.name + ".{id}"})
+    found = ward.finding("topics")
+    assert found is not None
+    assert (found.level, found.how) == ("warning", "advice")
+    assert "51 topics" in found.text
+
+
+def test_a_partition_that_is_not_there(ward: Ward, kafka: str, path: Path) -> None:
+    ward.admin.sql("ALTER TABLE outbox_event ADD COLUMN place INT NULL")
+    create_topic(kafka, ward.settings.topic.format(aggregate_type="order"), 2)
+    insert(ward, "order")
+    ward.set({"PARTITION_COLUMN": "place"})
+    assert ward.finding("partition") is None
+    ward.admin.sql("UPDATE outbox_event SET place = 4")
+    falls_ill_and_is_mended(ward, "partition", "failure", "names partition 4", path)
 
 
 def test_a_topic_that_brokers_would_make_as_they_like(ward: Ward, path: Path) -> None:
@@ -483,6 +566,38 @@ def test_a_position_that_was_purged(
         shop.relay()
         shop.wait_sent(2)
         shop.until(lambda: getattr(ward.finding("position"), "level", "") == "ok")
+
+
+def test_a_checkpoint_as_old_as_the_binlog(
+    own_mysql: MySQL, harness: Callable[..., Harness]
+) -> None:
+    """Half of the retention time has gone since the relay's last word."""
+    with Database.create(own_mysql.url()) as database:
+        shop = harness(database)
+        shop.ins("a")
+        assert shop.run("start", "--until-current").wait() == 0
+        ward = Ward(database, shop.kafka, shop.name)
+        with variable(database, "binlog_expire_logs_seconds", "2"):
+            shop.until(lambda: getattr(ward.finding("position"), "level", "") == "warning")
+            falls_ill_and_is_mended(ward, "position", "warning", "about to be lost")
+
+
+def test_a_login_in_clear(mysql: Database, kafka: str) -> None:
+    """The server is on this machine, under a way to write its address that does not say so."""
+    mysql.create_outbox()
+    far = mysql.url.set(host="127.1", query={"ssl_disabled": "true"})
+    ward = Ward(Database(far), kafka, mysql.name, admin=mysql)
+    ill = ward.finding("tls")
+    assert ill is not None
+    assert (ill.level, ill.how) == ("warning", "advice")
+    assert "not encrypted" in ill.text
+    [(data,)] = mysql.sql("SELECT @@datadir")
+    ward.set({"DATABASE_URL": ward.environment["CDC_RELAY_DATABASE_URL"].partition("?")[0]})
+    ward.environment["CDC_RELAY_DATABASE_URL"] += "?ssl_check_hostname=false"
+    ward.set({"DATABASE_TLS_CA": str(Path(data) / "ca.pem")})
+    well = ward.finding("tls")
+    assert well is not None
+    assert well.level == "ok", well
 
 
 # --- what answers nothing, and the command itself ----------------------------------------------

@@ -85,6 +85,30 @@ def test_the_payload_is_out_of_reach(shop: Harness) -> None:
         relay.close()
 
 
+@pytest.mark.parametrize("dropped", ["last_error", "sent_at"])
+def test_a_table_without_an_optional_column(shop: Harness, dropped: str) -> None:
+    """The statements are the table's: they run as printed."""
+    shop.database.sql(f"ALTER TABLE outbox_event DROP COLUMN {dropped}")
+    with shop.database.user() as relay:
+        grant(shop, "relay", relay)
+        shop.ins("a", {"n": 1})
+        running = shop.relay(DATABASE_URL=relay.text)
+        shop.wait_sent(1)
+        assert running.terminate() == 0
+
+
+def test_a_table_that_cannot_be_looked_at(shop: Harness) -> None:
+    """All columns, and it says so beside the statements, which can still be piped."""
+    process = shop.run(
+        *("schema", "--grants", "--role", "relay"),
+        DATABASE_URL=shop.database.url.set(port=1).render_as_string(hide_password=False),
+    )
+    assert process.wait() == 0
+    assert "note: the table could not be looked at (the database at" in process.text()
+    assert "leave out what it lacks of last_error, sent_at" in process.text()
+    assert b"last_error, sent_at" in process.stdout
+
+
 def test_a_schema_has_to_be_named(shop: Harness) -> None:
     process = shop.run("schema", "--grants", DATABASE_URL="")
     assert process.wait() == 2

@@ -61,6 +61,21 @@ class ProxiedKafka(QuickKafka):
         }
 
 
+class TwoBrokers(Kafka):
+    """Broker 1 is the controller too, so the cluster notices when broker 2 is gone."""
+
+    def __init__(self, home: Path, *, die_with_parent: bool = False) -> None:
+        super().__init__(home, brokers=2, die_with_parent=die_with_parent)
+
+    def settings(self, broker: Broker) -> dict[str, str]:
+        ours = super().settings(broker)
+        ours["controller.quorum.voters"] = f"1@127.0.0.1:{self.brokers[0].controller_port}"
+        if broker.node == 1:
+            return ours
+        listeners = f"PLAINTEXT://127.0.0.1:{broker.port}"
+        return {**ours, "process.roles": "broker", "listeners": listeners}
+
+
 def console_producer(bootstrap: str, topic: str, lines: bytes) -> None:
     """Send ``key|value`` lines with Kafka's own console producer: Java's partitioner."""
     tree = kafka_dist.fetch()
