@@ -1,21 +1,23 @@
 """The audit: the table's rows of a time range against the records in the topics.
 
 Memory does not grow with the range: rows and records are written, packed, into temporary files by
-a hash of the aggregate's id, and then compared one file at a time. (Sorting them, or a database of
-their ids, costs several times as much; a row and its record take 80 bytes of disk together.) The
-table is read in short steps by primary key, so no read view stays open; the topics as a
-``read_committed`` consumer.
+a hash of the aggregate's id, and then compared one file at a time; a file that is large, because a
+few aggregates have most of the events, in parts by a hash of the event's id. (Sorting them, or a
+database of their ids, costs several times as much; a row and its record take 80 bytes of disk
+together.) The table is read in short steps by primary key, so no read view stays open; the topics
+as a ``read_committed`` consumer.
 """
 
 from __future__ import annotations
 
+import heapq
 import struct
 import tempfile
 import time
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import IO, Any, Final
@@ -28,12 +30,15 @@ from cdc_relay.store import Store
 
 # 10 million events: 40,000 in each file, about 15 MB while it is compared.
 _FILES: Final = 256
+_PART_ROWS: Final = 100_000
 _STEP_ROWS: Final = 10_000
 _SAMPLES: Final = 10
 # Digests of event id and aggregate, id, status, number of the topic.
-_ROW: Final = struct.Struct("<16s8sQBH")
+_ROW: Final = struct.Struct("<16sQQBH")
 # Digest of the event id, number of the topic, partition, offset.
 _RECORD: Final = struct.Struct("<16sHIQ")
+# The same behind its number in the file.
+_NUMBERED: Final = struct.Struct("<Q16sHIQ")
 _NAMES: Final = {PENDING: "pending", SENT: "sent", DEAD: "dead"}
 
 
@@ -92,8 +97,7 @@ class Audit:
         self._numbers: dict[str, int] = {}
         self._by_type: dict[tuple[str, str], int | None] = {}
         self.report = Report()
-        self.missing_ids = array("Q")
-        """Ids of the rows marked as sent that have no record."""
+        self._missing: list[array[int]] = []
 
     def run(self, since_us: int, until_us: int) -> Report:
         """Compare the rows with ``since_us`` <= created_at < ``until_us`` (microseconds since
@@ -118,6 +122,11 @@ class Audit:
         self.report.seconds = round(time.monotonic() - started, 3)
         return self.report
 
+    def missing_ids(self) -> Iterator[int]:
+        """The ids of the rows marked as sent that have no record, ascending; of those that a topic
+        can take. 8 bytes of memory each."""
+        return heapq.merge(*self._missing)
+
     def _write_rows(self, files: list[IO[bytes]], since_us: int, until_us: int) -> None:
         by_type = self._router.by_type
         for chunk in self._store.keys(since_us, until_us, _STEP_ROWS):
@@ -133,11 +142,12 @@ class Audit:
                     if not self._only:
                         self.report.rows += 1
                         self.report.unroutable += 1
-                        self._miss(row_id, status)
+                        self._miss(row_id, status, routable=False)
                     continue
                 self.report.rows += 1
                 raw = key.encode()
-                aggregate = blake2b(kind.encode() + b"\0" + raw, digest_size=8).digest()
+                digest = blake2b(kind.encode() + b"\0" + raw, digest_size=8).digest()
+                aggregate = int.from_bytes(digest, "little")
                 files[zlib.crc32(raw) % _FILES].write(
                     _ROW.pack(_digest(event_id), aggregate, row_id, status, topic)
                 )
@@ -158,13 +168,37 @@ class Audit:
             self._progress("records", self.report.records)
 
     def _compare(self, row_file: IO[bytes], record_file: IO[bytes]) -> None:
-        report = self.report
-        rows = {digest: rest for digest, *rest in _unpack(_ROW, row_file)}
-        names = list(self._numbers)
-        seen: dict[bytes, tuple[int, int, int]] = {}
-        last: dict[tuple[bytes, int, int], int] = {}
-        for digest, topic, partition, offset in _unpack(_RECORD, record_file):
-            place = (topic, partition, offset)
+        counts = row_file.tell() // _ROW.size, record_file.tell() // _RECORD.size
+        # Of each record the row's id, 0 where it has none that counts, and its aggregate.
+        ids, aggregates = (array("Q", bytes(8 * counts[1])) for _ in range(2))
+        with _parts(row_file, record_file, 1 + max(counts) // _PART_ROWS) as parts:
+            for rows, records in parts:
+                self._match(rows, records, ids, aggregates)
+        report, names = self.report, list(self._numbers)
+        last: dict[tuple[int, int, int], int] = {}
+        for number, (_, *place) in enumerate(_unpack(_RECORD, record_file)):
+            row_id = ids[number]
+            stream = (aggregates[number], place[0], place[1])
+            before = last.get(stream, 0)
+            if row_id >= before:
+                last[stream] = row_id
+            elif row_id:
+                report.out_of_order += 1
+                at = _place(names, place)
+                self._sample("out_of_order", id=row_id, after_id=before, at=at)
+
+    def _match(
+        self,
+        found: Iterable[Any],
+        records: Iterable[Any],
+        ids: array[int],
+        aggregates: array[int],
+    ) -> None:
+        """Match records with their rows: both are those of a part of the event ids."""
+        report, names = self.report, list(self._numbers)
+        rows = {digest: rest for digest, *rest in found}
+        seen: dict[bytes, Sequence[int]] = {}
+        for number, digest, *place in records:
             row = rows.get(digest)
             if digest in seen:
                 report.duplicates += 1
@@ -180,23 +214,18 @@ class Audit:
                 report.foreign += 1
                 self._sample("foreign", at=_place(names, place))
                 continue
-            aggregate, row_id = row[0], row[1]
-            before = last.get((aggregate, topic, partition), 0)
-            if row_id < before:
-                report.out_of_order += 1
-                self._sample("out_of_order", id=row_id, after_id=before, at=_place(names, place))
-            else:
-                last[aggregate, topic, partition] = row_id
+            aggregates[number], ids[number] = row[0], row[1]
+        self._missing.append(array("Q"))
         for digest, (_, row_id, status, _) in rows.items():
             if digest not in seen:
                 self._miss(row_id, status)
 
-    def _miss(self, row_id: int, status: int) -> None:
+    def _miss(self, row_id: int, status: int, *, routable: bool = True) -> None:
         name = _NAMES.get(status, "sent")
         self.report.missing[name] += 1
         self._sample("missing", id=row_id, status=name)
-        if name == "sent":
-            self.missing_ids.append(row_id)
+        if name == "sent" and routable:
+            self._missing[-1].append(row_id)
 
     def _sample(self, kind: str, **fields: Any) -> None:
         samples = self.report.samples[kind]
@@ -242,8 +271,34 @@ def _digest(event_id: str) -> bytes:
     return blake2b(event_id.encode(), digest_size=16).digest()
 
 
-def _place(names: list[str], place: tuple[int, int, int]) -> str:
+def _place(names: list[str], place: Sequence[int]) -> str:
     return f"{names[place[0]]}[{place[1]}]@{place[2]}"
+
+
+@contextmanager
+def _parts(
+    row_file: IO[bytes], record_file: IO[bytes], count: int
+) -> Iterator[Iterator[tuple[Iterable[Any], Iterable[Any]]]]:
+    """Rows and numbered records in so many parts by the digest of the event id, one after the
+    other; more than one lie in files of their own meanwhile."""
+    numbered = ((number, *fields) for number, fields in enumerate(_unpack(_RECORD, record_file)))
+    if count == 1:
+        yield iter([(_unpack(_ROW, row_file), numbered)])
+        return
+    count = min(count, _FILES)
+    with ExitStack() as stack:
+        rows, records = (
+            [stack.enter_context(tempfile.TemporaryFile(buffering=1 << 14)) for _ in range(count)]
+            for _ in range(2)
+        )
+        for row in _unpack(_ROW, row_file):
+            rows[row[0][0] % count].write(_ROW.pack(*row))
+        for record in numbered:
+            records[record[1][0] % count].write(_NUMBERED.pack(*record))
+        yield (
+            (_unpack(_ROW, one), _unpack(_NUMBERED, other))
+            for one, other in zip(rows, records, strict=True)
+        )
 
 
 def _unpack(form: struct.Struct, file: IO[bytes]) -> Iterator[Any]:

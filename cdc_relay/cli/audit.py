@@ -12,9 +12,11 @@ from cdc_relay.audit import Audit, Report, name_samples
 from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
 from cdc_relay.cli.times import microseconds, moment, opened
 from cdc_relay.config import Settings
-from cdc_relay.errors import RowsFailingError
+from cdc_relay.errors import RowsFailingError, SinkError
 from cdc_relay.kafka.reader import Read, Reader
 from cdc_relay.resend import resend
+from cdc_relay.router import Router
+from cdc_relay.store import Store
 
 
 @click.command(
@@ -74,16 +76,34 @@ def command(
         with _progress(as_json) as tell:
             audit = Audit(store, router, read, topics=frozenset(topics), progress=tell)
             report = audit.run(begin, end)
-            if resend_missing and audit.missing_ids:
-                report.resent = resend(settings, store, router, sorted(audit.missing_ids))
+            refused = None
+            if resend_missing and report.missing["sent"]:
+                refused = _resend(settings, store, router, audit)
         name_samples(report, store)
     code = RowsFailingError.exit_code if report.lost else 0
+    if refused is not None:
+        code = refused.exit_code
     if as_json:
         fields = {"since_us": begin, "until_us": end, **report.as_dict(), "exit_code": code}
         click.echo(json.dumps(fields, ensure_ascii=False))
     else:
         _show(report)
+    if refused is not None:
+        raise refused
     return code
+
+
+def _resend(settings: Settings, store: Store, router: Router, audit: Audit) -> SinkError | None:
+    """Send the missing rows; what was refused comes after the report of all that was found."""
+
+    def tell(count: int) -> None:
+        audit.report.resent = count
+
+    try:
+        resend(settings, store, router, audit.missing_ids(), tell)
+    except SinkError as error:
+        return error
+    return None
 
 
 @contextmanager

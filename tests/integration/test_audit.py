@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from cdc_relay.cli import main
 from tests.support.harness import Harness, Message
 from tests.support.sql import INSERT, Database, row
 
@@ -123,6 +124,53 @@ def test_an_inversion(sent: Harness) -> None:
     assert (report["exit_code"], report["out_of_order"]) == (0, 1)
     [sample] = report["samples"]["out_of_order"]
     assert sample["event_id"] == ids[0]
+
+
+def test_few_aggregates_are_compared_in_parts(
+    sent: Harness, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of one busy aggregate is split by event id; what is found stays the same."""
+    topic = sent.topic_prefix + "order"
+    messages = sent.messages()
+    admin = AdminClient({"bootstrap.servers": sent.kafka, "log_level": 4})
+    cuts = [TopicPartition(topic, partition, 5) for partition in range(3)]
+    for future in admin.delete_records(cuts).values():
+        future.result(20)
+    again(sent, *[one for one in messages if one.offset % 7 == 6], messages[0])
+    for name, value in sent.environment().items():
+        monkeypatch.setenv(name, value)
+
+    def report() -> dict[str, Any]:
+        assert main(["audit", "--since", "1h", "--until", "0s", "--json"]) == 6
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        del found["seconds"], found["samples"], found["since_us"], found["until_us"]
+        return found
+
+    whole = report()
+    assert whole["missing"]["sent"] == 14
+    assert whole["duplicates"] > 30
+    assert whole["out_of_order"] == 1
+    monkeypatch.setattr("cdc_relay.audit._PART_ROWS", 3)
+    assert report() == whole
+
+
+def test_what_no_topic_takes_is_not_sent_again(sent: Harness) -> None:
+    """The report is there all the same, and what could be sent was."""
+    topic = sent.topic_prefix + "order"
+    first = min(sent.messages(), key=lambda message: message.json["n"])
+    admin = AdminClient({"bootstrap.servers": sent.kafka, "log_level": 4})
+    cut = TopicPartition(topic, first.partition, first.offset + 1)
+    admin.delete_records([cut])[cut].result(20)
+    values = row("k1", {"n": 1}, kind="or/der")
+    sent.database.sql(INSERT.format(table=sent.table), values)
+    sent.database.sql(INSERT.format(table=sent.table), row("k2", {"pad": "x" * 1_100_000}))
+    sent.database.sql(f"UPDATE {sent.table} SET status = 1")
+    process = sent.run("audit", "--since", "1h", "--until", "0s", "--json", "--resend-missing")
+    report = json.loads(process.stdout)
+    assert process.wait() == report["exit_code"] == 4
+    assert (report["missing"]["sent"], report["unroutable"]) == (3, 1)
+    assert "key k2" in process.text()
+    assert first.event_id in {message.event_id for message in sent.messages()}
 
 
 def test_what_was_not_sent_is_missing_too(sent: Harness) -> None:
