@@ -17,7 +17,10 @@ def command() -> None:
     """The group of the commands below."""
 
 
-@command.command("test")
+@command.command(
+    "test",
+    epilog="Example: `cdc-relay alert test --alerts-file /run/secrets/alerts`.",
+)
 @settings_options("alerts_file", "name", *LOGGING)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a target.")
 def test(settings: Settings, as_json: bool) -> int:

@@ -12,7 +12,11 @@ from cdc_relay.housekeeping import Archive
 from cdc_relay.housekeeping.archive import DEFAULT_NAME
 
 
-@click.command("archive")
+@click.command(
+    "archive",
+    epilog="Examples: `cdc-relay archive --older-than 7d`; "
+    "`cdc-relay archive --older-than 1d --archive-table history.outbox_archive --json`.",
+)
 @housekeeping_options("move")
 @click.option("--dead", is_flag=True, help="Move dead rows of that age too.")
 @click.option(

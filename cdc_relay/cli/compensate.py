@@ -11,7 +11,12 @@ from cdc_relay.config import Settings
 from fallback import Summary, run
 
 
-@click.command("compensate")
+@click.command(
+    "compensate",
+    epilog="Examples: `cdc-relay compensate --json` in a CronJob; "
+    "`cdc-relay compensate --older-than 0s` now, whatever the rows' age; "
+    "`cdc-relay compensate --loop`.",
+)
 @settings_options(
     *("older_than", "batch", "max_tries", "send_timeout", "relay_wait", "topic", "delivery"),
     *("mark", "on_dead", "transaction_timeout", *DATABASE, *KAFKA, *LOGGING),

@@ -22,7 +22,11 @@ def command() -> None:
     """The group of the commands below."""
 
 
-@command.command("list")
+@command.command(
+    "list",
+    epilog="Examples: `cdc-relay dead list`; "
+    "`cdc-relay dead list --limit 1000 --json | jq -r .event_type | sort | uniq -c`.",
+)
 @settings_options(*DATABASE, *LOGGING)
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
@@ -44,7 +48,7 @@ def list_(settings: Settings, limit: int, as_json: bool) -> None:
     Console().print(table)
 
 
-@command.command("show")
+@command.command("show", epilog="Example: `cdc-relay dead show EVENT_ID | jq .payload`.")
 @settings_options(*DATABASE, *LOGGING)
 @click.argument("event_id")
 def show(settings: Settings, event_id: str) -> None:
@@ -60,7 +64,11 @@ def show(settings: Settings, event_id: str) -> None:
     click.echo(json.dumps(row, ensure_ascii=False, default=str, indent=2))
 
 
-@command.command("retry")
+@command.command(
+    "retry",
+    epilog="Examples: `cdc-relay dead retry EVENT_ID`; `cdc-relay dead retry --all`, once "
+    "the cause is mended.",
+)
 @settings_options(*DATABASE, *LOGGING)
 @click.argument("event_ids", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All dead rows.")
@@ -72,7 +80,10 @@ def retry(settings: Settings, event_ids: tuple[str, ...], everything: bool) -> N
         click.echo(f"{store.revive(None if everything else event_ids)} rows are pending again")
 
 
-@command.command("discard")
+@command.command(
+    "discard",
+    epilog="Examples: `cdc-relay dead discard EVENT_ID`; `cdc-relay dead discard --all --yes`.",
+)
 @settings_options(*DATABASE, *LOGGING)
 @click.argument("event_ids", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All dead rows.")

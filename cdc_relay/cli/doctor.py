@@ -29,7 +29,15 @@ _SIGNS: Final = {
     "`cdc-relay doctor --json | jq '.findings[] | select(.level != \"ok\")'` in a pipeline.",
 )
 @settings_options(
-    *("topic", "delivery", "mark", "server_id", "session_timeout", "transaction_timeout"),
+    *(
+        "topic",
+        "delivery",
+        "mark",
+        "mark_row_image",
+        "server_id",
+        "session_timeout",
+        "transaction_timeout",
+    ),
     *(*DATABASE, *KAFKA, *LOGGING),
 )
 @click.option("--quiet", "-q", is_flag=True, help="Leave out what is well.")

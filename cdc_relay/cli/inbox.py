@@ -40,7 +40,7 @@ def _table_option(function: Any) -> Any:
     )(function)
 
 
-@command.command("schema")
+@command.command("schema", epilog="Example: `cdc-relay inbox schema | mysql points`.")
 @_table_option
 @click.option(
     "--sequences", is_flag=True, help=f"With the table {INBOX_SEQUENCE_TABLE}, to look for gaps."
@@ -58,7 +58,7 @@ def _statements(name: str, *, sequences: bool) -> list[str]:
     return [statement for table in tables for statement in ddl(table)]
 
 
-@command.command("purge")
+@command.command("purge", epilog="Example: `cdc-relay inbox purge --older-than 14d --json`.")
 @settings_options(*(field for field in DATABASE if field != "table"), *LOGGING)
 @_table_option
 @click.option(

@@ -17,7 +17,11 @@ from cdc_relay.outbox import outbox_table, table_ddl
 _DUPLICATE_KEY_NAME: Final = 1061
 
 
-@click.command("init")
+@click.command(
+    "init",
+    epilog="Examples: `cdc-relay init --database-url mysql+pymysql://root@db/shop`; "
+    "`cdc-relay init --table shop.order_events`.",
+)
 @settings_options(*DATABASE, *LOGGING)
 def command(settings: Settings) -> None:
     """Create the outbox table with its indexes. A table that is there already is checked and not

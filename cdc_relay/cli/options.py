@@ -32,16 +32,21 @@ def settings_options(*fields: str) -> Callable[[Callable[..., Any]], Callable[..
             configure_logging(settings)
             return function(settings, **arguments)
 
-        decorated: Callable[..., Any] = with_settings
+        decorated: Any = with_settings
+        # In the help the command's own flags come first, whatever the order of the decorators.
+        own = decorated.__dict__.pop("__click_params__", [])
         for field in reversed(fields):
             decorated = _flag(field)(decorated)
-        return click.option(
+        decorated = click.option(
             "--config",
             type=click.Path(path_type=Path),
             envvar="CDC_RELAY_CONFIG",
             metavar="FILE",
             help="TOML file with settings. [variable: CDC_RELAY_CONFIG]",
         )(decorated)
+        decorated.__click_params__ += own
+        command: Callable[..., Any] = decorated
+        return command
 
     return decorate
 
@@ -56,7 +61,7 @@ def duration(_context: object, parameter: click.Parameter, value: str) -> float:
 
 def _flag(field: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     info = Settings.model_fields[field]
-    default = _written(info.default)
+    default = _written(info.get_default(call_default_factory=True))
     hint = f" [default: {default}]" if default else ""
     # Values go to the settings as they were typed: one place checks files, variables and flags.
     return click.option(
@@ -83,4 +88,4 @@ def _written(default: object) -> str:
             if default and default % size == 0:
                 return f"{default / size:g}{unit}"
         return f"{default:g}s"
-    return "" if default in (None, ()) else str(default)
+    return "" if default in (None, (), {}) else str(default)

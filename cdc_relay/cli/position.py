@@ -9,10 +9,10 @@ import click
 import pymysql
 from pymysql.constants import ER
 
-from cdc_relay.binlog.stream import inspect, open_connection
+from cdc_relay.binlog.stream import inspect
 from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
 from cdc_relay.config import Settings
-from cdc_relay.database import connect_arguments
+from cdc_relay.database import connected, engine
 from cdc_relay.errors import ConfigError, PositionLostError
 from cdc_relay.kafka import checkpoints
 from cdc_relay.kafka.checkpoints import Checkpoint
@@ -26,7 +26,7 @@ def command() -> None:
     """The group of the two commands below."""
 
 
-@command.command("show")
+@command.command("show", epilog="Example: `cdc-relay position show --json | jq .position`.")
 @settings_options(*KAFKA, *LOGGING)
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def show(settings: Settings, as_json: bool) -> None:
@@ -42,7 +42,11 @@ def show(settings: Settings, as_json: bool) -> None:
             click.echo(f"{name}: {'-' if value is None else value}")
 
 
-@command.command("set")
+@command.command(
+    "set",
+    epilog="Examples: `cdc-relay position set --current`; "
+    "`cdc-relay position set --file binlog.000042 --offset 157`.",
+)
 @settings_options("delivery", "transaction_timeout", "session_timeout", *DATABASE, *KAFKA, *LOGGING)
 @click.option("--current", is_flag=True, help="The end of the server's binlog now.")
 @click.option("--gtids", help="After these transactions (MySQL GTID set, MariaDB GTID position).")
@@ -57,13 +61,15 @@ def set_(
     again.
     """
     settings.require("database_url", "kafka_bootstrap")
-    connection = open_connection(connect_arguments(settings), settings.read_timeout)
+    pool = engine(settings)
     try:
-        server = inspect(connection)
-        position = _wanted(server.position, current, gtids, file, offset)
-        _check(connection, position, server.position)
+        with connected(pool) as session:
+            connection: Any = session.connection.driver_connection
+            server = inspect(connection)
+            position = _wanted(server.position, current, gtids, file, offset)
+            _check(connection, position, server.position)
     finally:
-        connection.close()
+        pool.dispose()
     last = checkpoints.read_last(settings, SHARD)
     write_checkpoint(
         settings,

@@ -11,7 +11,11 @@ from cdc_relay.config import Settings
 from cdc_relay.housekeeping import Partitions
 
 
-@click.command("purge")
+@click.command(
+    "purge",
+    epilog="Examples: `cdc-relay purge --older-than 7d`; "
+    "`cdc-relay purge --older-than 30d --dead --replicas replica-1:3306 --json`.",
+)
 @housekeeping_options("delete")
 @click.option("--dead", is_flag=True, help="Delete dead rows of that age too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as a JSON object.")

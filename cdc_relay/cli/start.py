@@ -36,7 +36,12 @@ from cdc_relay.vitals import Reading, Vitals
 _FIRST_RECORD_S: Final = 1.0
 
 
-@click.command("start")
+@click.command(
+    "start",
+    epilog="Examples: `cdc-relay start --config relay.toml`; "
+    "`cdc-relay start --http 0.0.0.0:8080` in a pod; "
+    "`cdc-relay start --until-current --http off` to drain and end.",
+)
 @settings_options(
     *("topic", "delivery", "source", "mark", "mark_row_image", "on_dead", "shards"),
     *("http", "http_token_file", "health_timeout", "sample_interval"),

@@ -18,7 +18,11 @@ from cdc_relay.store import Counts, Store
 _KAFKA_TIMEOUT_S: Final = 5.0
 
 
-@click.command("status")
+@click.command(
+    "status",
+    epilog="Examples: `cdc-relay status`; `cdc-relay status --watch --every 5s`; "
+    "`cdc-relay status --json | jq .oldest_pending_s`.",
+)
 @settings_options(*DATABASE, *KAFKA, *LOGGING)
 @click.option("--watch", is_flag=True, help="Show it anew every --every, until Ctrl-C.")
 @click.option(

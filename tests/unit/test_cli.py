@@ -48,6 +48,32 @@ def test_each_command_has_help(name: str, capsys: Capture) -> None:
     assert f"Usage: cdc-relay {name} [OPTIONS]" in capsys.readouterr().out
 
 
+def every_command() -> list[tuple[str, ...]]:
+    """Commands, and those of groups, by the words that call them."""
+    context = click.Context(cli.cli)
+    found: list[tuple[str, ...]] = []
+    for name in cli._COMMANDS:
+        command = cli.cli.get_command(context, name)
+        if isinstance(command, click.Group):
+            found += [(name, one) for one in command.list_commands(context)]
+        else:
+            found.append((name,))
+    return found
+
+
+@pytest.mark.parametrize("words", every_command(), ids=" ".join)
+def test_the_help_has_an_example_and_its_own_flags_first(
+    words: tuple[str, ...], capsys: Capture
+) -> None:
+    assert main([*words, "--help"]) == 0
+    text = capsys.readouterr().out
+    if words != ("version",):
+        assert f"`cdc-relay {' '.join(words)}" in " ".join(text.split())
+    assert "Pydantic" not in text
+    if "--json" in text and "--config" in text:
+        assert text.index("\n  --json") < text.index("\n  --config")
+
+
 def test_no_command_shows_the_help(capsys: Capture) -> None:
     assert main([]) == 2
     assert "Commands:" in capsys.readouterr().err
@@ -70,6 +96,26 @@ def test_no_command_shows_the_help(capsys: Capture) -> None:
 def test_usage_and_configuration_errors(arguments: list[str], line: str, capsys: Capture) -> None:
     assert main(arguments) == 2
     assert line in error_of(capsys)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["init"], ["status"], ["diagnose"], ["audit"], ["replay", "--id", "1", "--yes"]),
+        *(["dead", "list"], ["dead", "retry", "--all"], ["purge"], ["archive"]),
+        *(["inbox", "purge"], ["position", "set", "--current"]),
+    ],
+    ids=" ".join,
+)
+def test_a_database_that_is_away(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("CDC_RELAY_DATABASE_URL", "mysql+pymysql://relay:s3cret@127.0.0.1:1/shop")
+    monkeypatch.setenv("CDC_RELAY_KAFKA_BOOTSTRAP", "127.0.0.1:1")
+    assert main(words) == 3
+    line = error_of(capsys)
+    assert line.startswith("the database at 127.0.0.1:1 does not answer: ")
+    assert "s3cret" not in line
 
 
 def test_schema_prints_statements(capsys: Capture) -> None:
