@@ -14,11 +14,11 @@ HOT := $(addprefix cdc_relay/binlog/,jsonb.py values.py rows.py decoder.py)
 # What ruff looks at; mypy's list is in pyproject.toml.
 CODE := .
 
-.PHONY: help venv up down demo test chaos page check lint bench sbom docs fmt python
+.PHONY: help venv up down demo test chaos page manifests check lint bench sbom docs fmt python
 
 help:  ## list the targets
 	@echo "cdc-relay: make TARGET"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: venv  ## the whole path on real servers, with kills; ORDERS=118402 SEED=7 KEEP=1
 	@$(BIN)/python -m examples.shop.demo $(if $(ORDERS),--orders $(ORDERS)) \
@@ -40,6 +40,9 @@ page: venv  ## the page in a real Chromium (screenshots in .page/) and the alert
 	@$(BIN)/python -m pip install -q --disable-pip-version-check 'playwright>=1.48,<2'
 	@tools=$$($(PYTHON) -m dev.browser); eval "$$tools"; \
 	    $(BIN)/python -m pytest -q -o python_files='check_*.py' tests/page $(ARGS)
+
+manifests: venv  ## what is in deploy/ by kubectl, systemd, Compose and promtool, as far as they are here
+	@$(BIN)/python -m tests.support.manifests
 
 check: lint  ## under a minute: ruff, mypy, import contracts, unit tests
 	@$(BIN)/python -m pytest -q tests/unit $(ARGS)
