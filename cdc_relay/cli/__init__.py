@@ -33,6 +33,7 @@ _COMMANDS: Final = {
     "archive": "Move rows that were sent long ago to another table.",
     "alert": "Try the targets that hear of dead rows.",
     "inbox": "Print the DDL of a consumer's inbox, or clean it.",
+    "demo": "Show on your own servers that nothing is lost, with a kill in the middle.",
     "version": "Show the versions of cdc-relay and of what it runs on.",
 }
 

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+)
 
 from cdc_relay.config import Settings
-from cdc_relay.kafka.client import base_config, create, sink_error
+from cdc_relay.kafka.client import UNKNOWN_TOPIC, base_config, create, sink_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,26 @@ class Cluster:
                 configs.get(name, {}),
             )
         return found
+
+    def create(self, name: str, partitions: int) -> None:
+        """Create a topic, with the brokers' own replication. Raises ``SinkError``."""
+        made = self._admin.create_topics(
+            [NewTopic(name, num_partitions=partitions, replication_factor=-1)],
+            operation_timeout=self._timeout,
+        )
+        self._done(made, "cannot create topic")
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete topics, as far as they are there. Raises ``SinkError``."""
+        self._done(self._admin.delete_topics(list(names)), "cannot delete topic")
+
+    def _done(self, futures: Mapping[str, Any], doing: str) -> None:
+        for name, future in futures.items():
+            try:
+                future.result(timeout=self._timeout + 1)
+            except KafkaException as error:
+                if error.args[0].code() not in UNKNOWN_TOPIC:
+                    raise sink_error(error, self._settings, f"{doing} {name}") from None
 
     def _configs(self, resources: list[Any]) -> dict[str, Mapping[str, str]]:
         result: dict[str, Mapping[str, str]] = {}
