@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Final
 
 from cdc_relay.config import Settings
+from cdc_relay.doctor.acls import check_acls
 from cdc_relay.doctor.finding import Area, Finding, How, Level
 from cdc_relay.doctor.traffic import RECENT_ROWS, Seen, Traffic
 from cdc_relay.kafka.checkpoints import fallback_topic, topic_name
@@ -76,6 +77,8 @@ def check_clock(ahead: float | None, settings: Settings) -> Finding:
 def check_topics(cluster: Cluster, settings: Settings, rows: Traffic | None) -> Iterator[Finding]:
     """The topics of relay and compensator, and the topics that the table's recent rows go to."""
     yield from _checkpoint_topic(cluster, settings)
+    output = cluster.allowed(list(rows.topics)[:_MOST_TOPICS] if rows is not None else [])
+    yield from check_acls(cluster, settings, output)
     if rows is None:
         return
     for reason in rows.unroutable:
@@ -104,6 +107,8 @@ def check_topics(cluster: Cluster, settings: Settings, rows: Traffic | None) -> 
     config = cluster.broker_config()
     topics = cluster.topics(list(rows.topics))
     for name, seen in sorted(islice(rows.topics.items(), _MOST_TOPICS)):
+        if name not in topics and output.get(name) is not None:
+            continue  # hidden from us: said above
         if name not in topics:
             yield _absent(name, cluster, settings, config)
             continue

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
@@ -15,6 +15,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from cdc_relay.config import Settings
 from cdc_relay.kafka.client import UNKNOWN_TOPIC, base_config, create, sink_error
+
+Allowed = frozenset[str] | None
+"""Operations as Kafka's ACLs name them (``WRITE``); None where brokers do not tell."""
+_DENIED: Final = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,31 @@ class Cluster:
                 configs.get(name, {}),
             )
         return found
+
+    def allowed(self, names: Sequence[str]) -> dict[str, Allowed]:
+        """What we may do on each topic; nothing where it may not even be seen."""
+        if not names:
+            return {}
+        asked = self._admin.describe_topics(
+            TopicCollection(list(names)),
+            include_authorized_operations=True,
+            request_timeout=self._timeout,
+        )
+        return {name: self._operations(future) for name, future in asked.items()}
+
+    def allowed_in(self, group: str) -> Allowed:
+        """What we may do in a consumer group."""
+        asked = self._admin.describe_consumer_groups(
+            [group], include_authorized_operations=True, request_timeout=self._timeout
+        )
+        return self._operations(asked[group])
+
+    def _operations(self, future: Any) -> Allowed:
+        try:
+            found = future.result(timeout=self._timeout + 1).authorized_operations
+        except KafkaException as error:
+            return frozenset() if error.args[0].code() in _DENIED else None
+        return None if found is None else frozenset(one.name for one in found)
 
     def create(self, name: str, partitions: int) -> None:
         """Create a topic, with the brokers' own replication. Raises ``SinkError``."""

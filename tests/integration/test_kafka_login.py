@@ -7,11 +7,13 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -27,6 +29,7 @@ from tests.support.brokers import ProxiedKafka
 from tests.support.certificates import self_signed
 from tests.support.harness import Harness
 from tests.support.sql import Database
+from tests.support.ward import Ward, tools
 
 SETTINGS = {"SESSION_TIMEOUT": "2s", "TRANSACTION_TIMEOUT": "5s"}
 PASSWORD = "correct-horse-battery"
@@ -155,6 +158,67 @@ def test_a_password_file_that_is_not_there(shop: Harness, tmp_path: Path) -> Non
     process = shop.run("start", KAFKA_PASSWORD_FILE=str(tmp_path / "none"))
     assert process.wait() == 2
     assert "kafka_password_file: cannot read" in process.text()
+
+
+@pytest.mark.parametrize(
+    ("resource", "name", "operation", "check", "words"),
+    [
+        (ResourceType.TOPIC, "t{pid}-", "WRITE", "acl_topic", "relay may not write topic"),
+        (ResourceType.TOPIC, "cdc-relay.t{pid}-", "READ", "acl_topic", "no position can be kept"),
+        (ResourceType.GROUP, "cdc-relay.t{pid}-", "READ", "acl_group", "no relay can join"),
+    ],
+)
+def test_the_doctor_names_an_acl_that_is_missing(
+    resource: ResourceType,
+    name: str,
+    operation: str,
+    check: str,
+    words: str,
+    shop: Harness,
+    secure_kafka: SecureKafka,
+    tmp_path: Path,
+) -> None:
+    """And the command that it prints mends it, run by the cluster's administrator."""
+    secrets = login(secure_kafka, tmp_path)
+    shop.ins("a", {"n": 0})
+    assert shop.run("start", "--until-current", **secrets).wait() == 0
+    assert shop.run("compensate", "--older-than", "0s", **secrets).wait() == 0
+    ward = Ward(shop.database, shop.kafka, shop.name)
+    ward.set({**secrets, "TOPIC": shop.topic_prefix + "{aggregate_type}"})
+    well = ward.finding("acls")
+    assert well is not None, ward.findings()
+    [acl] = [
+        one
+        for one in grants()
+        if (one.restype, one.name, one.operation.name)
+        == (resource, name.format(pid=os.getpid()), operation)
+    ]
+    admin = AdminClient({"bootstrap.servers": shop.kafka, "log_level": 4})
+    gone = AclBindingFilter(
+        *(acl.restype, acl.name, acl.resource_pattern_type, acl.principal, acl.host),
+        *(acl.operation, acl.permission_type),
+    )
+    for deleted in admin.delete_acls([gone]).values():
+        assert deleted.result(30)
+    try:
+        shop.until(lambda: ward.finding(check))
+        ill = ward.finding(check)
+        assert ill is not None
+        assert (ill.level, ill.exit_code, ill.how) == ("failure", 4, "shell")
+        assert any(words in one.text for one in ward.findings())
+        path = tools(tmp_path / "tools")
+        for one in ward.findings():
+            if one.check == check:
+                [line] = one.mend
+                assert "--command-config client.properties" in line
+                # The administrator's own listener and login.
+                line = line.replace(secure_kafka.proxied, shop.kafka)
+                line = line.replace("--command-config client.properties ", "")
+                ward.follow(replace(one, mend=(line,)), path)
+        shop.until(lambda: ward.finding(check) is None)
+    finally:
+        for made in admin.create_acls([acl]).values():
+            made.result(30)
 
 
 class TokenKafka(ProxiedKafka):

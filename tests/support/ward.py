@@ -28,6 +28,7 @@ def tools(directory: Path) -> Path:
     java += [f"{classpath}:{next(jars.glob('*.jar'))}", *rest]
     commands = {
         "cdc-relay": [sys.executable, "-m", "cdc_relay"],
+        "kafka-acls.sh": [*java, "org.apache.kafka.tools.AclCommand"],
         "kafka-configs.sh": [*java, "kafka.admin.ConfigCommand"],
         "kafka-topics.sh": [*java, "org.apache.kafka.tools.TopicCommand"],
     }
