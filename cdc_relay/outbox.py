@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects import mysql
-from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable, conv
 
 DEFAULT_TABLE: Final = "outbox_event"
 SEQUENCE_TABLE: Final = "outbox_sequence"
@@ -97,6 +97,9 @@ _UTC_NOW = text("(UTC_TIMESTAMP(6))")
 _BINARY_TEXT = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
 
 
+# Names in conv() stand as they are; a naming convention of the service's metadata may make others
+# of the rest.
+
 _OPTIONS: Final[dict[str, Any]] = {
     "mysql_engine": "InnoDB",
     "mysql_default_charset": "utf8mb4",
@@ -144,12 +147,12 @@ def outbox_table(
         _utc_time("created_at", default=True),
         _utc_time("updated_at", default=True),
         _utc_time("sent_at", default=False),
-        UniqueConstraint("event_id", name="uk_event_id"),
+        UniqueConstraint("event_id", name=conv("uk_event_id")),
         # Each scan filters on status first; InnoDB appends the primary key, so rows of one
         # status come out of these in id order without a sort.
-        Index("idx_status_next_retry", "status", "next_retry_time"),
-        Index("idx_status_aggregate", "status", "aggregate_type", "aggregate_id"),
-        Index("idx_status_created", "status", "created_at"),
+        Index(conv("idx_status_next_retry"), "status", "next_retry_time"),
+        Index(conv("idx_status_aggregate"), "status", "aggregate_type", "aggregate_id"),
+        Index(conv("idx_status_created"), "status", "created_at"),
         schema=schema,
         **_OPTIONS,
     )
@@ -191,7 +194,7 @@ def inbox_table(metadata: MetaData, name: str = INBOX_TABLE) -> Table:
         _short_text("event_id", 64, primary_key=True),
         Column("repeats", mysql.INTEGER(unsigned=True), nullable=False, server_default=text("0")),
         _utc_time("claimed_at", default=True),
-        Index("idx_claimed_at", "claimed_at"),
+        Index(conv("idx_claimed_at"), "claimed_at"),
         schema=schema,
         **_OPTIONS,
     )

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import event as listeners
 from sqlalchemy import inspect
-from sqlalchemy.orm import Session, SessionTransaction, UOWTransaction
+from sqlalchemy.orm import Session, SessionTransaction, UOWTransaction, object_session
 from sqlalchemy.orm.attributes import flag_dirty
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ _PENDING: Final = "_recorded_events"
 _WRITTEN: Final = "_written_events"
 # Key of Session.info: new objects with written events, until the transaction ends.
 _NEW: Final = "cdc_relay_new"
+# Another: objects that recorded something while a flush was under way.
+_LATE: Final = "cdc_relay_late"
 
 _numbers = itertools.count()
 # The number at which a savepoint began. What was recorded before it was written before it.
@@ -57,7 +59,9 @@ class RecordsEvents:
     it tells them again.
 
     Any session works, synchronous or not; nothing has to be registered. Events of objects that
-    never reach a session, and of objects written by ``bulk_save_objects``, are not written.
+    never reach a session (of a detached one that is merged, not added), and of objects written by
+    ``bulk_save_objects``, are not written. ``Session.expire`` and ``refresh`` discard events that
+    were not flushed with the changes that were not.
     """
 
     __outbox__: ClassVar[Outbox]
@@ -90,6 +94,9 @@ class RecordsEvents:
         self.__dict__.setdefault(_PENDING, []).append(recorded)
         # An object without other changes has to take part in the flush as well.
         flag_dirty(self)
+        session = object_session(self)
+        if session is not None and getattr(session, "_flushing", False):
+            session.info.setdefault(_LATE, []).append(self)
 
 
 def event_type_of(event: object) -> tuple[str, int]:
@@ -147,9 +154,12 @@ def _aggregate_id(thing: RecordsEvents) -> Any:
 def _listen() -> None:
     if not listeners.contains(Session, "after_flush", _after_flush):
         listeners.listen(Session, "after_flush", _after_flush)
+        listeners.listen(Session, "after_flush_postexec", _after_flush_postexec)
         listeners.listen(Session, "after_transaction_create", _after_transaction_create)
         listeners.listen(Session, "after_soft_rollback", _after_soft_rollback)
-        listeners.listen(Session, "persistent_to_transient", _persistent_to_transient)
+        listeners.listen(Session, "persistent_to_transient", _new_again)
+        listeners.listen(Session, "pending_to_transient", _new_again)
+        listeners.listen(RecordsEvents, "expire", _expire, propagate=True)
         listeners.listen(Session, "after_transaction_end", _after_transaction_end)
 
 
@@ -158,19 +168,33 @@ def _after_flush(session: Session, _: UOWTransaction) -> None:
     new = session.new
     found: list[tuple[_Recorded, RecordsEvents]] = []
     for thing in chain(new, session.dirty, session.deleted):
-        # Taken off first: what comes of this flush, an error included, it is not written again.
+        # Taken off: what is written is not written again.
         for recorded in thing.__dict__.pop(_PENDING, ()):
             found.append((recorded, thing))
     if not found:
         return
     found.sort(key=lambda pair: pair[0].number)
-    for outbox, group in itertools.groupby(found, key=lambda pair: pair[1].__outbox__):
-        pairs = list(group)
-        outbox.add_all(session, [_fields(thing, recorded) for recorded, thing in pairs])
+    try:
+        for outbox, group in itertools.groupby(found, key=lambda pair: pair[1].__outbox__):
+            pairs = list(group)
+            outbox.add_all(session, [_fields(thing, recorded) for recorded, thing in pairs])
+    except BaseException:
+        # Nothing was written: a new object that is added again has its events as its attributes.
+        for recorded, thing in found:
+            thing.__dict__.setdefault(_PENDING, []).append(recorded)
+        raise
     for recorded, thing in found:
         if thing in new or _WRITTEN in thing.__dict__:
             thing.__dict__.setdefault(_WRITTEN, []).append(recorded)
             session.info.setdefault(_NEW, []).append(thing)
+
+
+def _after_flush_postexec(session: Session, _: UOWTransaction) -> None:
+    """What was recorded behind ``_after_flush``, by listeners of the service's, waits for the next
+    flush; the end of this one has called the objects clean."""
+    for thing in session.info.pop(_LATE, ()):
+        if _PENDING in thing.__dict__ and thing in session:
+            flag_dirty(thing)
 
 
 def _after_transaction_create(_: Session, transaction: SessionTransaction) -> None:
@@ -190,7 +214,13 @@ def _after_soft_rollback(session: Session, ended: SessionTransaction) -> None:
             written[:] = [recorded for recorded in written if recorded.number < began]
 
 
-def _persistent_to_transient(_: Session, thing: Any) -> None:
+def _expire(thing: Any, names: object) -> None:
+    """The object's changes are discarded; so are its events. (After a flush it has none.)"""
+    if names is None and thing is not None:  # None: nobody holds it any more
+        thing.__dict__.pop(_PENDING, None)
+
+
+def _new_again(_: Session, thing: Any) -> None:
     """A flushed new object is new again; so are its events."""
     written = thing.__dict__.pop(_WRITTEN, None)
     if written:
@@ -199,5 +229,6 @@ def _persistent_to_transient(_: Session, thing: Any) -> None:
 
 def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is None:
+        session.info.pop(_LATE, None)
         for thing in session.info.pop(_NEW, ()):
             thing.__dict__.pop(_WRITTEN, None)

@@ -56,18 +56,13 @@ class Insert:
             quoted(name) for name in self.own
         ]
         self.head = f"INSERT INTO {quoted_table(table)} {tuple_of(names_sql)} VALUES "
-        self.usual = self.values(as_text=False, timed=False, own=())
+        self.usual = self.values(timed=False, own=())
         """One row's tuple where the event brings nothing unusual."""
 
-    def values(self, *, as_text: bool, timed: bool, own: Container[str]) -> str:
-        """Return one row's tuple. ``as_text``: the payload is UTF-8 in bytes and goes into a text
-        column; ``timed``: the event brings its time; ``own``: the service's columns that it gives,
-        whose parameters follow in the order of ``self.own``."""
-        forms = dict(self._forms)
-        if as_text:
-            # The driver calls it binary; the column's own character set takes it as text.
-            forms["payload"] = "CONVERT(%s USING utf8mb4)"
-        parts = list(forms.values())
+    def values(self, *, timed: bool, own: Container[str]) -> str:
+        """Return one row's tuple. ``timed``: the event brings its time; ``own``: the service's
+        columns that it gives, whose parameters follow in the order of ``self.own``."""
+        parts = list(self._forms.values())
         if self.has_time:
             parts.append(self._given if timed else self._now)
         parts += ["%s" if name in own else "DEFAULT" for name in self.own]

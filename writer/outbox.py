@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from enum import Enum
 from typing import Any, Final, NamedTuple, NotRequired, TypeAlias, TypedDict, Unpack
 from uuid import UUID
@@ -29,6 +30,9 @@ _STATEMENT_SIZE: Final = 1000
 """Bytes of a statement beside its rows, generously."""
 _ROW_SIZE: Final = 500
 """Bytes of a row beside payload and headers, generously."""
+
+# What a driver sends as it is, for columns of the service's own.
+_OWN: Final = (str, int, float, bytes, Decimal, datetime, date, time, timedelta)
 
 Text: TypeAlias = str | Enum
 Id: TypeAlias = str | int | UUID | Enum
@@ -289,7 +293,7 @@ class Outbox:
                 "session.flush() before adding the event"
             )
         info = EventInfo(
-            uuid7() if event_id is None else self._text("event_id", event_id),
+            uuid7() if event_id is None else self._event_id(event_id),
             self._text("aggregate_type", aggregate_type),
             self._text("aggregate_id", aggregate_id),
             self._text("event_type", event_type),
@@ -297,6 +301,8 @@ class Outbox:
         body = self._body(payload, info)
         parameters: list[object] = [*info, body]
         size = _ROW_SIZE + _escaped(body)
+        if not "".join(info).isascii():
+            size += 4 * _ROW_SIZE
         if aggregate_seq is not None:
             headers = {**(headers or {}), HEADER: _whole_number(aggregate_seq)}
         insert = self._insert
@@ -311,15 +317,12 @@ class Outbox:
                 raise ValueError(f"table {self._table.name} has no column created_at")
             parameters.append(utc(occurred_at).strftime("%Y-%m-%d %H:%M:%S.%f"))
         if columns:
-            parameters += self._own(columns)
-            size += sum([_escaped(str(value)) for value in columns.values()])
+            own = self._own(columns)
+            parameters += own
+            size += sum([_escaped(one if isinstance(one, bytes) else str(one)) for one in own])
         values_sql = insert.usual
-        if columns or occurred_at is not None or isinstance(body, bytes):
-            values_sql = insert.values(
-                as_text=isinstance(body, bytes) and not insert.keeps_bytes,
-                timed=occurred_at is not None,
-                own=columns or (),
-            )
+        if columns or occurred_at is not None:
+            values_sql = insert.values(timed=occurred_at is not None, own=columns or ())
         return _Row(info, values_sql, parameters, headers, aggregate_seq is not None, size)
 
     def _own(self, columns: Mapping[str, object]) -> list[object]:
@@ -330,7 +333,23 @@ class Outbox:
                 f"columns: table {self._table.name} has no column {min(unknown)!r} of the "
                 "service's own (give Outbox the table as it is, reflected or declared)"
             )
-        return [columns[name] for name in self._insert.own if name in columns]
+        return [
+            self._own_value(name, columns[name]) for name in self._insert.own if name in columns
+        ]
+
+    def _own_value(self, name: str, value: object) -> object:
+        if isinstance(value, Enum):
+            value = value.value
+        if value is None or isinstance(value, _OWN):
+            return value
+        if isinstance(value, UUID):
+            return str(value)
+        if isinstance(value, (bytearray, memoryview)):
+            return bytes(value)
+        if isinstance(value, (dict, list)):
+            return self._json.text(value)
+        # What a driver makes of other things is seldom what was meant: of a tuple, several values.
+        raise TypeError(f"columns: {name} cannot be a {type(value).__name__}")
 
     def _body(self, payload: object, info: EventInfo) -> str | bytes | None:
         body: str | bytes | None
@@ -343,12 +362,12 @@ class Outbox:
             error.add_note(f"in the payload of {_named(info)}")
             raise
         if isinstance(body, str):
-            # As bytes, other characters do not depend on the connection's character set.
-            if self._insert.keeps_bytes or not body.isascii():
+            _refuse_half_characters(f"payload of {_named(info)}", body)
+            if self._insert.keeps_bytes:
                 body = body.encode()
         elif body is not None and not self._insert.keeps_bytes:
             try:
-                body.decode()
+                body = body.decode()
             except UnicodeDecodeError:
                 raise ValueError(
                     f"payload of {_named(info)} is bytes that are not UTF-8 text, and the column "
@@ -364,12 +383,20 @@ class Outbox:
                 )
         return body
 
+    def _event_id(self, value: object) -> str:
+        text = self._text("event_id", value)
+        if text.endswith(" "):
+            # To a unique index it is the same as one without.
+            raise ValueError(f"event_id {text!r} ends with a blank")
+        return text
+
     def _text(self, name: str, value: object) -> str:
         """``value`` as the text of column ``name``, checked against the column's length."""
         if type(value) is not str:
             value = _plain(value, name)
         if not value:
             raise ValueError(f"{name} is empty")
+        _refuse_half_characters(name, value)
         longest = self._insert.lengths[name]
         if longest is not None and len(value) > longest:
             raise ValueError(f"{name} has {len(value)} characters; the column takes {longest}")
@@ -398,22 +425,34 @@ def _named(info: EventInfo) -> str:
 
 
 def _whole_number(number: object) -> int:
-    if type(number) is not int or number < 0:
-        raise ValueError(f"aggregate_seq must be a whole number, not {number!r}")
+    if type(number) is not int or not 0 <= number < 1 << 63:
+        raise ValueError(f"aggregate_seq must be a whole number of 63 bits, not {number!r}")
     return number
 
 
-_ESCAPED: Final = (b'"', b"'", b"\\", b"\0", b"\n", b"\r", b"\x1a")
+def _refuse_half_characters(what: str, text: str) -> None:
+    try:
+        if not text.isascii():
+            text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{what} holds half a character (a lone surrogate)") from None
+
+
+_ESCAPED: Final = ('"', "'", "\\", "\0", "\n", "\r", "\x1a")
 
 
 def _escaped(body: str | bytes | None) -> int:
-    """Bytes of a literal of ``body`` in a statement, at most: quotes and backslashes double."""
+    """Bytes of a literal of ``body`` in a statement, at most: quotes and backslashes double; bytes
+    and other characters go as hexadecimal digits (``ascii_only``)."""
     if body is None:
         return 4
+    if isinstance(body, bytes):
+        return 2 * len(body)
+    if not body.isascii():
+        return 2 * len(body.encode())
     if len(body) < 10_000:
         return 2 * len(body)
-    data = body.encode() if isinstance(body, str) else body
-    return len(data) + sum([data.count(byte) for byte in _ESCAPED])
+    return len(body) + sum([body.count(character) for character in _ESCAPED])
 
 
 def _chunks(rows: list[_Row], room: int) -> Iterator[list[_Row]]:

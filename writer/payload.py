@@ -3,8 +3,9 @@
 =====================================  =====================================================
 Python                                 JSON
 =====================================  =====================================================
-dict, list, tuple, str, int, bool      as ``json`` writes them; an int of more than 64 bits is
-                                       refused (MySQL's JSON would lose digits of it)
+dict, list, tuple, str, int, bool      as ``json`` writes them; an int of more than 64 bits
+                                       (MySQL's JSON would lose digits of it) and a str with a lone
+                                       surrogate, half a character, are refused
 float                                  as ``json`` writes it; NaN and infinities are refused
 dataclass, attrs class                 an object of its fields
 pydantic model                         an object, as ``model_dump()`` gives it
@@ -62,6 +63,11 @@ class Json:
         text = self._encode(value)
         if _LONG_NUMBER.search(text):
             json.loads(text, parse_int=_within_64_bits)
+        if "\\ud" in text:
+            try:
+                json.dumps(json.loads(text), ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                raise ValueError("a text holds half a character (a lone surrogate)") from None
         return text
 
     def payload(self, payload: object) -> str | bytes | None:
@@ -117,7 +123,7 @@ def value_size(body: str | bytes, enough: int) -> int:
     if bound <= enough:
         return bound
     try:
-        return len(json.dumps(json.loads(body)))
+        return len(json.dumps(json.loads(body), ensure_ascii=body.isascii()).encode())
     except ValueError:  # no JSON: a TEXT column takes it
         return len(body.encode())
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from typing import Final
+
 from sqlalchemy import Table
+
+_PLACE: Final = re.compile("%[%s]")
 
 
 def quoted(name: str) -> str:
@@ -19,3 +25,35 @@ def quoted_table(table: Table) -> str:
 def tuple_of(parts: list[str]) -> str:
     """Parts in parentheses."""
     return f"({', '.join(parts)})"
+
+
+def ascii_only(sql: str, parameters: Sequence[object]) -> tuple[str, tuple[object, ...]]:
+    """Return the same statement with parameters that arrive as they are on any connection.
+
+    Other characters would depend on the connection's character set, which may turn them into
+    question marks, and bytes on the driver: some escape them for another ``sql_mode`` than the
+    session's, or not at all. Both go as hexadecimal digits.
+    """
+    if all(map(_is_plain, parameters)):
+        return sql, tuple(parameters)
+    left = iter(parameters)
+    sent: list[object] = []
+
+    def place(match: re.Match[str]) -> str:
+        if match[0] == "%%":
+            return "%%"
+        value = next(left)
+        if isinstance(value, bytes):
+            sent.append(value.hex())
+            return "UNHEX(%s)"
+        if isinstance(value, str) and not value.isascii():
+            sent.append(value.encode().hex())
+            return "CONVERT(UNHEX(%s) USING utf8mb4)"
+        sent.append(value)
+        return "%s"
+
+    return _PLACE.sub(place, sql), tuple(sent)
+
+
+def _is_plain(value: object) -> bool:
+    return value.isascii() if isinstance(value, str) else not isinstance(value, bytes)

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, TwoPhaseTransaction
+from sqlalchemy import Connection, Engine, Table, TwoPhaseTransaction, insert
 from sqlalchemy.orm import Session, scoped_session
 
 from cdc_relay.errors import NotInTransactionError
+
+from .sql import ascii_only
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -33,7 +35,8 @@ _IN_TRANSACTION: Final = 0x0001
 
 
 class Transaction(Protocol):
-    """The caller's transaction. Statements have ``%s`` parameters; the drivers' errors pass."""
+    """The caller's transaction. Statements have ``%s`` parameters, which arrive as they are
+    whatever the connection's character set and ``sql_mode``; the drivers' errors pass."""
 
     def insert(self, sql: str, parameters: Sequence[object]) -> None:
         """Run an INSERT."""
@@ -55,10 +58,10 @@ class _OnConnection:
         self._connection = connection
 
     def insert(self, sql: str, parameters: Sequence[object]) -> None:
-        self._connection.exec_driver_sql(sql, tuple(parameters))
+        self._connection.exec_driver_sql(*ascii_only(sql, parameters))
 
     def upsert(self, sql: str, parameters: Sequence[object]) -> tuple[int, int]:
-        result = self._connection.exec_driver_sql(sql, tuple(parameters))
+        result = self._connection.exec_driver_sql(*ascii_only(sql, parameters))
         return result.rowcount, result.lastrowid or 0
 
     def number(self, sql: str) -> int:
@@ -76,14 +79,14 @@ class _OnDBAPI:
     def insert(self, sql: str, parameters: Sequence[object]) -> None:
         cursor = self._connection.cursor()
         try:
-            cursor.execute(sql, tuple(parameters))
+            cursor.execute(*ascii_only(sql, parameters))
         finally:
             cursor.close()
 
     def upsert(self, sql: str, parameters: Sequence[object]) -> tuple[int, int]:
         cursor = self._connection.cursor()
         try:
-            cursor.execute(sql, tuple(parameters))
+            cursor.execute(*ascii_only(sql, parameters))
             return cursor.rowcount, cursor.lastrowid or 0
         finally:
             cursor.close()
@@ -114,7 +117,8 @@ def transaction(target: Any, table: Table, call: str) -> Transaction:
         target = target()
     if isinstance(target, Session):
         _flush(target)
-        connection = target.connection(bind_arguments={"clause": table})
+        # As for any INSERT: a session that reads from replicas sends it to the primary.
+        connection = target.connection(bind_arguments={"clause": insert(table)})
         return _on_connection(connection, f"{_SESSION} {call}(session, ...)")
     if isinstance(target, Connection):
         return _on_connection(target, f"{_CONNECTION} {call}(connection, ...)")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -16,13 +19,16 @@ from sqlalchemy import Engine, Integer, MetaData, Numeric, Table, create_engine,
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session
 from sqlalchemy.orm import sessionmaker as session_maker
+from sqlalchemy.sql.dml import UpdateBase
 
 from cdc_relay.outbox import ddl
 from tests.support.sql import Database
 from writer import (
     EventTooLargeError,
+    Inbox,
     NotInTransactionError,
     Outbox,
+    inbox_table,
     outbox_table,
     sequence_table,
 )
@@ -37,6 +43,10 @@ class Order(Base):
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     total: Mapped[Any] = mapped_column(Numeric(10, 2))
+
+
+class Colour(enum.Enum):
+    RED = "red"
 
 
 EVENT: dict[str, Any] = {
@@ -262,6 +272,29 @@ def test_payload_survives_any_connection_charset(
     assert json.loads(headers) == said
 
 
+@pytest.mark.parametrize("charset", ["utf8mb3", "latin1"])
+def test_keys_survive_any_connection_charset(database: Database, charset: str) -> None:
+    """What the character set lacks would arrive as question marks: another aggregate's key."""
+    database.create_outbox()
+    metadata = MetaData()
+    for table in (sequence_table(metadata), inbox_table(metadata)):
+        for statement in ddl(table):
+            database.sql(statement)
+    connection = database.connect(charset=charset, sql_mode="")
+    keys = ["订单", "\U0001f600", "\U0001f601", "é"]
+    for key in keys:
+        Outbox(sequences=True).add(connection, **{**EVENT, "aggregate_id": key}, event_id=key)
+        assert Inbox("é\U0001f600").claim(connection, key)
+    connection.commit()
+    connection.close()
+    found = database.sql("SELECT aggregate_id, event_id, headers FROM outbox_event ORDER BY id")
+    assert [(row[0], row[1], json.loads(row[2])["aggregate_seq"]) for row in found] == [
+        (key, key, 1) for key in keys
+    ]
+    found = database.sql("SELECT consumer, event_id FROM inbox_event ORDER BY event_id")
+    assert found == tuple(("é\U0001f600", key) for key in sorted(keys))
+
+
 def test_no_backslash_escapes(database: Database, outbox: Outbox) -> None:
     connection = database.connect(sql_mode="NO_BACKSLASH_ESCAPES")
     outbox.add(connection, **{**EVENT, "payload": {"a": "\n\"'\\"}})
@@ -471,7 +504,7 @@ def test_columns_of_the_services_own(database: Database, engine: Engine) -> None
     database.create_outbox()
     database.sql(
         "ALTER TABLE outbox_event ADD COLUMN tenant_id INT NOT NULL DEFAULT 9,"
-        " ADD COLUMN note VARCHAR(20) NULL, CHANGE event_type kind VARCHAR(128) NOT NULL"
+        " ADD COLUMN note VARCHAR(40) NULL, CHANGE event_type kind VARCHAR(128) NOT NULL"
     )
     table = Table("outbox_event", MetaData(), autoload_with=engine)
     outbox = Outbox(table, names={"event_type": "kind"})
@@ -480,11 +513,21 @@ def test_columns_of_the_services_own(database: Database, engine: Engine) -> None
         outbox.add_all(connection, [{**EVENT, "columns": {"note": "x"}}, EVENT])  # type: ignore[list-item]
         with pytest.raises(ValueError, match="no column 'status' of the service's own"):
             outbox.add(connection, **EVENT, columns={"status": 1})
+        for wrong in (("x",), {"x"}, object()):
+            with pytest.raises(TypeError, match="columns: note cannot be a"):
+                outbox.add(connection, **EVENT, columns={"note": wrong})
+        for right in ({"a": Decimal("1.10")}, ["x"], Colour.RED, uuid.UUID(int=7), b"raw"):
+            outbox.add(connection, **EVENT, columns={"note": right, "tenant_id": 3})
     rows = database.sql("SELECT kind, tenant_id, note FROM outbox_event ORDER BY id")
     assert rows == (
         ("ORDER_CREATED", 5, "50%"),
         ("ORDER_CREATED", 9, "x"),
         ("ORDER_CREATED", 9, None),
+        ("ORDER_CREATED", 3, '{"a":"1.10"}'),
+        ("ORDER_CREATED", 3, '["x"]'),
+        ("ORDER_CREATED", 3, "red"),
+        ("ORDER_CREATED", 3, str(uuid.UUID(int=7))),
+        ("ORDER_CREATED", 3, "raw"),
     )
 
 
@@ -502,6 +545,23 @@ def test_session_with_several_binds_finds_the_table(database: Database, engine: 
     table = outbox_table(metadata)
     with Session(binds={table: engine}) as session, session.begin():
         Outbox(table).add(session, **EVENT)
+    assert event_types(database) == ["ORDER_CREATED"]
+
+
+def test_session_that_reads_from_replicas_writes_to_the_primary(
+    database: Database, engine: Engine
+) -> None:
+    class Routed(Session):
+        def get_bind(self, mapper: Any = None, *, clause: Any = None, **more: Any) -> Engine:
+            assert self._flushing or isinstance(clause, UpdateBase), "went to a replica"
+            return engine
+
+    database.create_outbox()
+    for statement in ddl(inbox_table(MetaData())):
+        database.sql(statement)
+    with Routed() as session, session.begin():
+        Outbox().add(session, **EVENT)
+        assert Inbox("points").claim(session, "e-1")
     assert event_types(database) == ["ORDER_CREATED"]
 
 

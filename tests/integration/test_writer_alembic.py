@@ -13,7 +13,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from alembic.operations.ops import MigrateOperation, OpContainer
-from sqlalchemy import Connection, Engine, MetaData, create_engine
+from sqlalchemy import Connection, Engine, MetaData, create_engine, inspect
 
 from tests.integration.test_writer_django import REQUIRED_ONLY
 from tests.support.sql import Database
@@ -87,6 +87,20 @@ def test_autogenerate_makes_the_tables_and_sees_no_drift(engine: Engine, payload
         assert drift(connection, tables(payload)) == []
         Outbox(sequences=True).add(connection, **EVENT)
         assert Inbox("points", sequences=True).claim(connection, "e")
+
+
+def test_a_naming_convention_leaves_our_names(database: Database, engine: Engine) -> None:
+    """``uk_event_id`` and the indexes are part of the table; the relay's tools know them."""
+    name = "%(table_name)s_%(constraint_name)s"
+    metadata = MetaData(naming_convention={kind: f"{kind}_{name}" for kind in ("uq", "ix")})
+    outbox_table(metadata)
+    with engine.begin() as connection:
+        upgrade(connection, metadata)
+        assert drift(connection, metadata) == []
+        assert drift(connection, tables()) != []  # the other tables only
+    found = {index["name"] for index in inspect(engine).get_indexes("outbox_event")}
+    expected = ("next_retry", "aggregate", "created")
+    assert found == {"uk_event_id", *(f"idx_status_{name}" for name in expected)}
 
 
 def test_tables_of_cdc_relay_init_show_no_drift(database: Database, engine: Engine) -> None:

@@ -96,6 +96,60 @@ def test_texts_and_bytes(database: Database, outbox: Outbox, connection: Any) ->
     assert third == '"é"'.encode()
 
 
+MODES = ("", "NO_BACKSLASH_ESCAPES", "ANSI_QUOTES,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES")
+
+
+def add_what_needs_quoting(connection: Any) -> None:
+    """To the outboxes of ``quoting``; each payload and key is SAID in some form."""
+    text, key = json.dumps(SAID, ensure_ascii=False), "it's \\' 订单"
+    event = {**EVENT, "aggregate_id": key, "event_type": "x"}
+    Outbox().add(connection, **{**event, "payload": SAID}, headers=SAID)
+    Outbox().add(connection, **{**event, "payload": text}, headers=SAID)
+    Outbox().add(connection, **{**event, "payload": text.encode()}, headers=SAID)
+    binary = Outbox(outbox_table(MetaData(), "bytes", payload="binary"))
+    binary.add(connection, **{**event, "payload": bytes(range(256))})
+
+
+def quoting(database: Database) -> None:
+    database.create_outbox()
+    for statement in ddl(outbox_table(MetaData(), "bytes", payload="binary")):
+        database.sql(statement)
+
+
+def assert_quoted(database: Database) -> None:
+    for payload, headers, key in rows(database, "payload, headers, aggregate_id"):
+        assert (json.loads(payload), json.loads(headers), key) == (SAID, SAID, "it's \\' 订单")
+    assert len(rows(database)) == 3
+    assert database.sql("SELECT payload FROM bytes") == ((bytes(range(256)),),)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_any_sql_mode(database: Database, driver: str, mode: str) -> None:
+    """Drivers escape bytes in their own ways, and not always in those of the session."""
+    quoting(database)
+    connection = drivers.connect(driver, database)
+    cursor = connection.cursor()
+    cursor.execute(f"SET sql_mode = '{mode}'")
+    cursor.close()
+    add_what_needs_quoting(connection)
+    connection.commit()
+    connection.close()
+    assert_quoted(database)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dialect", drivers.ASYNC)
+def test_any_sql_mode_async(database: Database, dialect: str, mode: str) -> None:
+    async def body(engine: AsyncEngine) -> None:
+        async with engine.begin() as connection:
+            await connection.exec_driver_sql(f"SET sql_mode = '{mode}'")
+            await connection.run_sync(add_what_needs_quoting)
+
+    quoting(database)
+    drivers.run_async(dialect, database, body)
+    assert_quoted(database)
+
+
 def test_autocommit_is_refused_with_the_right_pattern(
     database: Database, outbox: Outbox, driver: str
 ) -> None:

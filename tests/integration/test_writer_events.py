@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import BaseModel
 from sqlalchemy import Engine, ForeignKey, create_engine
+from sqlalchemy import event as listeners
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import (
@@ -325,6 +326,61 @@ def test_a_failed_flush_leaves_nothing(database: Database, engine: Engine) -> No
         session.add(Order(7))
         session.commit()
     assert [row.split()[0] for row in rows(database)] == ["ORDER_PLACED", "ORDER_PLACED"]
+
+
+@pytest.mark.parametrize("failing", ["another's event", "another listener"])
+def test_new_objects_of_a_failed_flush_tell_their_events_when_added_again(
+    database: Database, engine: Engine, failing: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no")
+
+    order, other = Order(5), Order(6)
+    if failing == "another's event":
+        other.record(OrderPlaced(Decimal("NaN")))
+    else:
+        listeners.listen(Session, "after_flush", fail)  # behind the mixin's own
+    try:
+        with pytest.raises(ValueError, match="no"), Session(engine) as session, session.begin():
+            session.add_all([order, other])
+    finally:
+        if failing != "another's event":
+            listeners.remove(Session, "after_flush", fail)
+    assert rows(database) == []
+    with Session(engine) as session, session.begin():
+        session.add(order)
+    assert [row.split()[0] for row in rows(database)] == ["ORDER_PLACED"]
+
+
+def test_recorded_by_a_listener_behind_the_flush(database: Database, engine: Engine) -> None:
+    """In its transaction, though the flush has ended; not in a later one."""
+
+    def pay(session: Session, _: object) -> None:
+        for thing in session.new:
+            thing.pay("listener")
+
+    listeners.listen(Session, "after_flush", pay)
+    try:
+        with Session(engine) as session, session.begin():
+            session.add(Order(5))
+    finally:
+        listeners.remove(Session, "after_flush", pay)
+    assert [row.split()[0] for row in rows(database)] == ["ORDER_PLACED", "ORDER_PAID"]
+
+
+@pytest.mark.parametrize("discard", ["expire", "refresh", "expire_all"])
+def test_discarded_changes_take_their_events(
+    database: Database, engine: Engine, discard: str
+) -> None:
+    with Session(engine) as session, session.begin():
+        session.add(Order(5, id=1))
+    with Session(engine) as session, session.begin():
+        order = session.get_one(Order, 1)
+        order.pay("card")
+        getattr(session, discard)(*(() if discard == "expire_all" else (order,)))
+        order.total = 9
+    assert rows(database) == ["ORDER_PLACED order 1"]
+    assert database.sql("SELECT total, paid FROM orders") == ((9, 0),)
 
 
 def test_async_sessions(database: Database, engine: Engine) -> None:

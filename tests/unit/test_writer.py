@@ -17,7 +17,7 @@ import attrs
 import msgspec
 import pytest
 from pydantic import BaseModel
-from sqlalchemy import MetaData
+from sqlalchemy import Column, LargeBinary, MetaData, String
 
 from cdc_relay.outbox import outbox_table
 from writer import EventInfo, EventTooLargeError, NotInTransactionError, Outbox
@@ -210,6 +210,7 @@ def test_a_default_for_types_of_ones_own() -> None:
         ({"a": "\u8ba2" * 20}, 129),
         (json.dumps({"a": ":" * 100}), 109),
         (b"x" * 101, 101),
+        (json.dumps({"é": [1, 2]}, ensure_ascii=False, separators=(",", ":")), 14),
         ("no JSON " * 20, 160),
     ],
 )
@@ -235,7 +236,8 @@ def test_a_serializer() -> None:
     table = outbox_table(MetaData(), payload="binary")
     event_id = Outbox(table, serializer=serialize).add(connection, **EVENT)
     assert calls == [({}, EventInfo(event_id, "order", "7", "CREATED"))]
-    assert connection.executed[0][1][4] == b"\x00\xff"
+    assert "UNHEX(%s)" in connection.executed[0][0]
+    assert connection.executed[0][1][4] == "00ff"
     Outbox(table, serializer=serialize).add(connection, **{**EVENT, "payload": None})
     assert connection.executed[1][1][4] is None
     with pytest.raises(ValueError, match="payload='binary'"):
@@ -246,11 +248,37 @@ def test_bytes_of_json_are_text_for_a_json_column() -> None:
     connection = FakeConnection()
     Outbox().add(connection, **{**EVENT, "payload": b'{"a":1}'})
     sql, parameters = connection.executed[0]
-    assert "CONVERT(%s USING utf8mb4)" in sql
-    assert parameters[4] == b'{"a":1}'
+    assert "UNHEX" not in sql
+    assert parameters[4] == '{"a":1}'
 
 
-@pytest.mark.parametrize("number", [-1, True, 1.0, "1"])
+def test_nothing_but_ascii_reaches_a_driver() -> None:
+    """Character set, sql_mode and driver have nothing to take for something else."""
+    connection = FakeConnection()
+    metadata = MetaData()
+    table = outbox_table(metadata, "50%s")
+    table.append_column(Column("raw", LargeBinary))
+    table.append_column(Column("note", String(20)))
+    fields = {**EVENT, "payload": '"é"', "columns": {"raw": b"\xff", "note": "50%é"}}
+    Outbox(table).add_all(connection, [EVENT, fields])  # type: ignore[list-item]
+    [(sql, parameters)] = connection.executed
+    assert sql.startswith("INSERT INTO `50%%s` (")
+    assert [place for place in ("%s", "UNHEX(%s)") if place in sql] == ["%s", "UNHEX(%s)"]
+    assert sql.count("CONVERT(UNHEX(%s) USING utf8mb4)") == 2
+    assert sql.replace("`50%%s`", "").count("%s") == len(parameters)
+    assert parameters[6:] == (
+        parameters[6],
+        "order",
+        "7",
+        "CREATED",
+        "22c3a922",
+        None,
+        "ff",
+        "353025c3a9",
+    )
+
+
+@pytest.mark.parametrize("number", [-1, True, 1.0, "1", 1 << 63])
 def test_a_wrong_aggregate_seq(number: Any) -> None:
     with pytest.raises(ValueError, match="aggregate_seq must be a whole number"):
         Outbox().add(FakeConnection(), **EVENT, aggregate_seq=number)
@@ -265,7 +293,7 @@ def test_text_bytes_and_none_are_kept() -> None:
 
 
 def test_json_is_ascii_and_means_the_same() -> None:
-    said = {"text": "naïve 订单 \U0001f600"}
+    said = {"text": "naïve 订单 \U0001f600 \\ud800"}
     text = encode_payload(said)
     assert isinstance(text, str)
     assert text.isascii()
@@ -285,6 +313,8 @@ def test_json_is_ascii_and_means_the_same() -> None:
         ({"x": {1, 2}}, TypeError),
         ({("a", "b"): 1}, TypeError),
         (Item, TypeError),
+        ({"x": "\ud83d"}, ValueError),
+        ({"\ude00": 1}, ValueError),
     ],
 )
 def test_what_has_no_form_is_refused(value: object, error: type[Exception]) -> None:
@@ -319,7 +349,11 @@ def test_headers() -> None:
         ({"event_type": ""}, "event_type is empty"),
         ({"event_id": "x" * 65}, "event_id has 65"),
         ({"event_id": ""}, "event_id is empty"),
+        ({"event_id": "e "}, "ends with a blank"),
         ({"occurred_at": datetime(2026, 3, 1)}, "has no time zone"),
+        ({"aggregate_id": "\udcc3\udca9"}, "aggregate_id holds half a character"),
+        ({"payload": '"\ud800"'}, "payload of CREATED of order 7 holds half a character"),
+        ({"headers": {"a": "\ud800"}}, "holds half a character"),
     ],
 )
 def test_wrong_fields_are_refused_before_anything_is_written(
@@ -333,7 +367,7 @@ def test_wrong_fields_are_refused_before_anything_is_written(
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(7, "7"), (uuid.UUID(int=1), str(uuid.UUID(int=1))), (Name.A, "a"), ("é", "é")],
+    [(7, "7"), (uuid.UUID(int=1), str(uuid.UUID(int=1))), (Name.A, "a"), ("é", "c3a9")],
 )
 def test_aggregate_ids_that_are_taken(value: Any, text: str) -> None:
     connection = FakeConnection()
