@@ -17,10 +17,10 @@ folder are relative: another distribution on PyPI owns a top-level package of th
 from cdc_relay.errors import EventTooLargeError, NotInTransactionError
 from cdc_relay.outbox import inbox_sequence_table, inbox_table, outbox_table, sequence_table
 
-from .consume import DeadLetters, InboxEvent
 from .events import RecordsEvents
 from .inbox import Arrival, Inbox
 from .outbox import EventFields, EventInfo, Outbox
+from .received import DeadLetters, InboxEvent
 
 __all__ = [
     "Arrival",

@@ -5,111 +5,66 @@ The Kafka client is loaded when the loop starts, never by ``import writer``.
 
 from __future__ import annotations
 
-import json
+import asyncio
+import inspect
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import exc
-from sqlalchemy.orm import Session
+from sqlalchemy import event as listeners
+from sqlalchemy import exc, insert
+from sqlalchemy.engine import Dialect, Engine, ExceptionContext
+from sqlalchemy.orm import Session, SessionTransaction
+
+from .received import DeadLetters, InboxEvent, named, offset, parse, place
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, Message, Producer
+    from confluent_kafka import Consumer, Message, TopicPartition
+    from sqlalchemy.ext.asyncio import AsyncSession
 
-    from .inbox import Arrival, Inbox
+    from .inbox import Inbox
 
 _log = logging.getLogger("cdc_relay.inbox")
 
 _POLL_S: Final = 0.5
 _COMMIT_EVERY_S: Final = 1.0
+_LAST_COMMIT_S: Final = 5.0
 _OUTAGE_WAITS_S: Final = (0.2, 1.0, 5.0, 10.0)
 """The last one repeats."""
 
+# The server has rolled the whole transaction back: a deadlock; MariaDB's innodb_snapshot_isolation.
+_ROLLED_BACK: Final = (1213, 1020)
 # Errors of the server that say nothing about the statement: too many connections, shutdown, lost
 # connections, lock timeout, deadlock, read-only during a failover, idle time-out.
 _OUTAGE_CODES: Final = frozenset(
     [
-        *(1040, 1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1205, 1213),
+        *(1040, 1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1205),
         *(1290, 1836, 1927, 2002, 2003, 2006, 2013, 2055, 4031),
+        *_ROLLED_BACK,
     ]
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InboxEvent:
-    """An event as its consumer gets it."""
-
-    event_id: str
-    event_type: str
-    aggregate_type: str
-    aggregate_id: str
-    occurred_at: datetime | None
-    aggregate_seq: int | None
-    """The number of the event in its aggregate, where its writer gives one."""
-    arrival: Arrival | None
-    """How the number follows; None without a number or without ``sequences``."""
-    missing: int
-    """How many numbers a gap leaves out."""
-    value: bytes | None
-    """None is a tombstone."""
-    key: bytes | None
-    headers: Mapping[str, bytes | None] = field(repr=False)
-    topic: str
-    partition: int
-    offset: int
-
-    def json(self) -> Any:
-        """The value, parsed; None for a tombstone. Raises ``ValueError`` where it is no JSON."""
-        return None if self.value is None else json.loads(self.value)
-
-
 Handler = Callable[[Session, InboxEvent], object]
 """Does the business of one event in the session's transaction. Must not commit."""
-
-
-class DeadLetters:
-    """Where records go that could not be handled.
-
-    The record keeps its key, value and headers and gets ``dead_letter_consumer``,
-    ``dead_letter_reason`` and ``dead_letter_source`` (topic, partition, offset). It is not claimed:
-    sent back to its topic once the cause is mended, it is handled.
-    """
-
-    def __init__(
-        self, producer: Producer, topic: str = "{topic}.dead", *, timeout_s: float = 30.0
-    ) -> None:
-        """``producer`` is a ``confluent_kafka.Producer``; in ``topic``, ``{topic}`` is the
-        record's own."""
-        self._producer = producer
-        self._topic = topic
-        self._timeout_s = timeout_s
-
-    def send(self, message: Message, consumer: str, reason: str) -> None:
-        """Send and wait for the broker's word; raises ``RuntimeError`` without it."""
-        failures: list[object] = []
-        source = f"{message.topic()}/{message.partition()}/{message.offset()}"
-        self._producer.produce(
-            self._topic.format(topic=message.topic()),
-            key=message.key(),
-            value=message.value(),
-            headers=[
-                *(message.headers() or []),
-                ("dead_letter_consumer", consumer.encode()),
-                ("dead_letter_reason", reason.encode()[:2000]),
-                ("dead_letter_source", source.encode()),
-            ],
-            on_delivery=lambda error, _: failures.append(error) if error else None,
-        )
-        left = self._producer.flush(self._timeout_s)
-        if failures or left:
-            raise RuntimeError(f"dead letter of {source} was not taken: {failures or 'time-out'}")
+AsyncHandler = Callable[["AsyncSession", InboxEvent], Awaitable[object]]
+"""The same for ``Inbox.consume_async``."""
 
 
 class _StoppedError(Exception):
     """``stop()`` came true while an event was waiting for its next try."""
+
+
+class _UnclaimableError(ValueError):
+    """The record has no event id or a wrong one, and no try will mend it."""
+
+
+class _NoInboxError(Exception):
+    """The session or the claim itself failed; the cause says why."""
 
 
 class Loop:
@@ -119,13 +74,17 @@ class Loop:
         self,
         inbox: Inbox,
         consumer: Consumer,
-        session_factory: Callable[[], Session],
-        handler: Handler,
+        session_factory: Callable[[], Any],
+        handler: Callable[[Any, InboxEvent], object],
         waits: Sequence[float],
         dead_letters: DeadLetters | None,
         outages: tuple[type[Exception], ...],
         stop: Callable[[], bool],
     ) -> None:
+        if inspect.iscoroutinefunction(getattr(consumer, "poll", None)):
+            raise TypeError(
+                f"{type(consumer).__name__} is asynchronous: give a confluent_kafka.Consumer"
+            )
         self._inbox = inbox
         self._consumer = consumer
         self._sessions = session_factory
@@ -136,7 +95,9 @@ class Loop:
         self._stop = stop
         self._handled: dict[tuple[str, int], int] = {}
         """The next offset of each partition, not committed yet."""
+        self._asked: list[TopicPartition] = []
         self._committed_at = time.monotonic()
+        self._deadlocks = _Deadlocks()
 
     def run(self) -> None:
         try:
@@ -144,23 +105,25 @@ class Loop:
                 message = self._consumer.poll(_POLL_S)
                 if message is not None and not self._is_error(message):
                     self._see_to(message)
-                    self._handled[_place(message)] = _offset(message) + 1
+                    self._handled[place(message)] = offset(message) + 1
                 if message is None or time.monotonic() - self._committed_at > _COMMIT_EVERY_S:
                     self._commit_offsets()
         except _StoppedError:
             pass
         finally:
-            self._commit_offsets()
+            self._deadlocks.close()
+            self._commit_offsets(last=True)
 
     def _is_error(self, message: Message) -> bool:
+        from confluent_kafka import KafkaError, KafkaException
+
         error = message.error()
         if error is None:
             return False
         if error.fatal():
-            from confluent_kafka import KafkaException
-
             raise KafkaException(error)
-        _log.warning("kafka: %s", error)
+        if error.code() != KafkaError._PARTITION_EOF:
+            _log.warning("kafka: %s", error)
         return True
 
     # --- one record ----------------------------------------------------------------------------
@@ -172,93 +135,97 @@ class Loop:
             try:
                 self._once(message)
                 return
+            except _StoppedError:
+                raise
+            except _UnclaimableError as error:
+                if self._dead_letters is None:
+                    raise
+                _log.error("%s goes to the dead letters: %s", named(message), error)
+                self._dead_letters.send(message, self._inbox.consumer, str(error))
+                return
             except Exception as error:
                 cause = error.__cause__ if isinstance(error, _NoInboxError) else error
                 if self._is_outage(cause):
                     delay = _OUTAGE_WAITS_S[min(outages, len(_OUTAGE_WAITS_S) - 1)]
                     outages += 1
-                    _log.warning("%s waits for %s s: %s", _named(message), delay, _line(cause))
+                    _log.warning("%s waits for %s s: %s", named(message), delay, _line(cause))
                 elif isinstance(error, _NoInboxError):
                     # No table, AUTOCOMMIT: every event would fail, and none is to blame.
                     raise (cause or error) from None
-                elif tries < len(self._waits) and not isinstance(error, _UnclaimableError):
+                elif tries < len(self._waits):
                     delay = self._waits[tries]
                     tries += 1
                     _log.warning(
                         "%s failed, try %d of %d: %s",
-                        *(_named(message), tries, len(self._waits) + 1, _line(error)),
+                        *(named(message), tries, len(self._waits) + 1, _line(error)),
                     )
                 elif self._dead_letters is None:
                     raise
                 else:
-                    _log.exception("%s goes to the dead letters", _named(message))
-                    reason = str(error) if isinstance(error, _UnclaimableError) else _line(error)
-                    self._dead_letters.send(message, self._inbox.consumer, reason)
+                    _log.exception("%s goes to the dead letters", named(message))
+                    self._dead_letters.send(message, self._inbox.consumer, _line(error))
                     return
             self._wait(delay)
 
     def _once(self, message: Message) -> None:
         """Claim, handle and commit, or nothing of it."""
-        with self._sessions() as session, session.begin():
-            try:
-                event = self._claim(session, message)
-            except ValueError as error:
-                raise _UnclaimableError(str(error)) from error
-            except Exception as error:
-                raise _NoInboxError from error
+        with ExitStack() as scope:
+            with _no_events_fault():
+                session: Session = scope.enter_context(self._sessions())
+                transaction = scope.enter_context(session.begin())
+            event = self._claim(session, message)
             if event is None:
-                _log.debug("%s is a repetition", _named(message))
-            else:
-                self._handler(session, event)
+                return
+            result = self._handler(session, event)
+            if inspect.isawaitable(result):
+                if inspect.iscoroutine(result):
+                    result.close()
+                raise _NoInboxError from TypeError(
+                    "the handler is asynchronous: await inbox.consume_async(...)"
+                )
+            self._check(transaction)
+
+    def _check(self, transaction: SessionTransaction | None) -> None:
+        """Raise where the event would count as handled although it was not."""
+        self._deadlocks.check()
+        if transaction is None or not transaction.is_active:
+            raise RuntimeError(
+                "the handler ended the transaction (commit, rollback, close, or an error of a "
+                "flush that it caught); with session.begin_nested(): ... is what may fail alone"
+            )
 
     def _claim(self, session: Session, message: Message) -> InboxEvent | None:
-        """The event where it comes for the first time. ``ValueError`` is the record's fault."""
-        headers: dict[str, bytes | None] = dict(message.headers() or [])  # type: ignore[arg-type]
-        event_id = _text(headers, "id", "ce_id")
-        if not event_id:
-            raise ValueError("the record has no header id: a repetition could not be told")
-        kind, aggregate_id = _text(headers, "aggregate_type"), _text(headers, "aggregate_id")
-        occurred_at = _text(headers, "occurred_at", "ce_time")
-        key, value = message.key(), message.value()
-        event = InboxEvent(
-            event_id=event_id,
-            event_type=_text(headers, "event_type", "ce_type"),
-            aggregate_type=kind,
-            aggregate_id=aggregate_id,
-            occurred_at=datetime.fromisoformat(occurred_at) if occurred_at else None,
-            aggregate_seq=int(_text(headers, "aggregate_seq") or -1),
-            arrival=None,
-            missing=0,
-            value=value.encode() if isinstance(value, str) else value,
-            key=key.encode() if isinstance(key, str) else key,
-            headers=headers,
-            topic=str(message.topic()),
-            partition=_place(message)[1],
-            offset=_offset(message),
-        )
-        if not self._inbox.claim(session, event_id):
-            return None
-        number = event.aggregate_seq
-        if number is None or number < 0:
-            return replace(event, aggregate_seq=None)
-        if not self._inbox.looks_for_gaps:
-            return event
-        arrival, missing = self._inbox.arrival(
-            session, aggregate_type=kind, aggregate_id=aggregate_id, aggregate_seq=number
-        )
+        """The event where it comes for the first time."""
+        try:
+            event = parse(message)
+            with _no_events_fault():
+                self._deadlocks.watch(session, self._inbox)
+            if not self._inbox.claim(session, event.event_id):
+                _log.debug("%s is a repetition", named(message))
+                return None
+            number = event.aggregate_seq
+            if number is None or not self._inbox.looks_for_gaps:
+                return event
+            names = (event.aggregate_type, event.aggregate_id)
+            arrival, missing = self._inbox.arrival(
+                session, aggregate_type=names[0], aggregate_id=names[1], aggregate_seq=number
+            )
+        except ValueError as error:  # what the record says cannot be
+            raise _UnclaimableError(str(error)) from error
+        except _NoInboxError:
+            raise
+        except Exception as error:
+            raise _NoInboxError from error
         if arrival.value in ("gap", "late"):
             told = f"{missing} too far" if missing else "late"
-            _log.warning(
-                "%s: number %d of %s %s is %s", _named(message), number, kind, aggregate_id, told
-            )
+            _log.warning("%s: number %d of %s %s is %s", named(message), number, *names, told)
         return replace(event, arrival=arrival, missing=missing)
 
     def _is_outage(self, error: BaseException | None) -> bool:
         if isinstance(error, self._outages):
             return True
         if isinstance(error, exc.DBAPIError):
-            code = error.orig.args[0] if error.orig is not None and error.orig.args else None
-            return error.connection_invalidated or code in _OUTAGE_CODES
+            return error.connection_invalidated or _code(error.orig) in _OUTAGE_CODES
         return isinstance(error, exc.TimeoutError)
 
     def _wait(self, seconds: float) -> None:
@@ -276,51 +243,135 @@ class Loop:
                 message = self._consumer.poll(min(left, _POLL_S))
                 if message is not None and message.error() is None:
                     # Of a partition that has just been assigned: it comes again after the wait.
-                    self._consumer.seek(TopicPartition(*_place(message), _offset(message)))
+                    self._consumer.seek(TopicPartition(*place(message), offset(message)))
         finally:
             self._consumer.resume(paused)
 
-    def _commit_offsets(self) -> None:
-        """Commit what was handled. A failure costs nothing: what comes again is a repetition."""
+    def _commit_offsets(self, *, last: bool = False) -> None:
+        """Commit what was handled. A failure costs nothing: what comes again is a repetition.
+
+        It is not waited for, as a broker that hangs would hold up ``stop`` with it; but for the
+        last time, and then not long.
+        """
         from confluent_kafka import KafkaException, TopicPartition
 
         self._committed_at = time.monotonic()
-        if not self._handled:
-            return
-        offsets = [TopicPartition(*place, offset) for place, offset in self._handled.items()]
-        self._handled.clear()
         try:
-            self._consumer.commit(offsets=offsets, asynchronous=False)
+            if self._handled:
+                self._asked = [
+                    TopicPartition(*where, offset) for where, offset in self._handled.items()
+                ]
+                self._handled.clear()
+                self._consumer.commit(offsets=self._asked, asynchronous=True)
+            if last and self._asked:
+                # The coordinator answers in order: this answer comes behind that of the commit.
+                self._consumer.committed(self._asked, timeout=_LAST_COMMIT_S)
         except KafkaException as error:
             _log.warning("offsets were not committed: %s", _line(error))
 
 
-class _UnclaimableError(Exception):
-    """The record has no event id or a wrong one, and no try will mend it."""
+class AsyncLoop(Loop):
+    """One run of ``Inbox.consume_async``: polls and waits in a thread of its own, and handles each
+    event in the event loop of the caller."""
+
+    _working: Future[None] | None = None
+    """The event that is being handled."""
+
+    async def run_async(self) -> None:
+        self._events = asyncio.get_running_loop()
+        asked, self._cancelled = self._stop, threading.Event()
+        self._stop = lambda: self._cancelled.is_set() or asked()
+        pool = ThreadPoolExecutor(1, "cdc-relay-inbox")
+        running = self._events.run_in_executor(pool, self.run)
+        pool.shutdown(wait=False)
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            # The handler is cancelled, so rolled back. The thread has to let go of the consumer
+            # before the caller closes it, however often the caller is cancelled.
+            self._cancelled.set()
+            if self._working is not None:
+                self._working.cancel()
+            while not running.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([running])
+            if (error := running.exception()) is not None:
+                _log.error("the consumer ended: %s", _line(error))
+            raise
+
+    def _once(self, message: Message) -> None:
+        self._working = asyncio.run_coroutine_threadsafe(self._once_async(message), self._events)
+        if self._cancelled.is_set():
+            self._working.cancel()
+        try:
+            self._working.result()
+        except CancelledError:
+            if self._cancelled.is_set():
+                raise _StoppedError from None
+            raise RuntimeError("the handler was cancelled") from None
+
+    async def _once_async(self, message: Message) -> None:
+        async with AsyncExitStack() as scope:
+            with _no_events_fault():
+                session: AsyncSession = await scope.enter_async_context(self._sessions())
+                transaction = await scope.enter_async_context(session.begin())
+            event = await session.run_sync(self._claim, message)
+            if event is None:
+                return
+            result = self._handler(session, event)
+            if not inspect.isawaitable(result):
+                raise _NoInboxError from TypeError(
+                    "the handler is not asynchronous: inbox.consume(...) is for such"
+                )
+            await result
+            self._check(transaction.sync_transaction)
 
 
-class _NoInboxError(Exception):
-    """The claim itself failed; the cause says why."""
+class _Deadlocks:
+    """Notices a deadlock in the transaction of the event, which the handler may have caught: the
+    server has rolled back all of it, the claim included, and what follows is another one."""
+
+    def __init__(self) -> None:
+        self._engines: dict[Dialect, Engine] = {}
+        self._info: object = None
+        self._found: BaseException | None = None
+
+    def watch(self, session: Session, inbox: Inbox) -> None:
+        """Begin with the transaction of ``session``."""
+        connection = session.connection(bind_arguments={"clause": insert(inbox.table)})
+        if connection.dialect not in self._engines:
+            self._engines[connection.dialect] = connection.engine
+            listeners.listen(connection.engine, "handle_error", self._see)
+        self._info, self._found = connection.info, None
+
+    def check(self) -> None:
+        """Raise the deadlock, if there was one."""
+        if self._found is not None:
+            raise self._found
+
+    def close(self) -> None:
+        for engine in self._engines.values():
+            listeners.remove(engine, "handle_error", self._see)
+
+    def _see(self, context: ExceptionContext) -> None:
+        connection = context.connection
+        if _code(context.original_exception) not in _ROLLED_BACK or connection is None:
+            return
+        if connection.closed or connection.invalidated or connection.info is not self._info:
+            return
+        self._found = context.sqlalchemy_exception
 
 
-def _place(message: Message) -> tuple[str, int]:
-    return str(message.topic()), int(message.partition() or 0)
+@contextmanager
+def _no_events_fault() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise _NoInboxError from error
 
 
-def _offset(message: Message) -> int:
-    return int(message.offset() or 0)
-
-
-def _named(message: Message) -> str:
-    return f"{message.topic()}/{message.partition()}/{message.offset()}"
-
-
-def _text(headers: Mapping[str, bytes | None], *names: str) -> str:
-    for name in names:
-        value = headers.get(name)
-        if value is not None:
-            return value.decode() if isinstance(value, bytes) else str(value)
-    return ""
+def _code(error: BaseException | None) -> object:
+    return error.args[0] if error is not None and error.args else None
 
 
 def _line(error: BaseException | None) -> str:

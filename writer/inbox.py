@@ -13,11 +13,13 @@ from sqlalchemy.orm import Session
 from cdc_relay.outbox import INBOX_TABLE, inbox_sequence_table, inbox_table
 
 from . import consume as loop
+from .received import DeadLetters
 from .sql import quoted_table
 from .targets import AsyncTarget, Target, run_sync, transaction
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
+    from sqlalchemy.ext.asyncio import AsyncSession
 
 _LONGEST: Final = 64
 
@@ -56,12 +58,13 @@ class Inbox:
         if not 0 < len(consumer) <= _LONGEST:
             raise ValueError(f"a consumer's name has 1 to {_LONGEST} characters: {consumer!r}")
         self.consumer = consumer
-        self._table = inbox_table(MetaData(), table) if isinstance(table, str) else table
+        """The name."""
+        self.table = inbox_table(MetaData(), table) if isinstance(table, str) else table
         # A duplicate is an update that changes a row, which the server reports as two affected
         # rows, whatever the driver's flags. No error has to be raised and caught, and the row is
         # locked for writing at once, so two redeliveries wait instead of ending in a deadlock.
         self._claim = (
-            f"INSERT INTO {quoted_table(self._table)} (consumer, event_id) VALUES (%s, %s) "
+            f"INSERT INTO {quoted_table(self.table)} (consumer, event_id) VALUES (%s, %s) "
             "ON DUPLICATE KEY UPDATE repeats = repeats + 1"
         )
         self._sequences: Table | None = None
@@ -92,7 +95,10 @@ class Inbox:
         text = str(event_id)
         if not 0 < len(text) <= _LONGEST:
             raise ValueError(f"an event id has 1 to {_LONGEST} characters: {text!r}")
-        inside = transaction(target, self._table, "inbox.claim")
+        if text.endswith(" "):
+            # To the index it is the same as one without, which may be another event's.
+            raise ValueError(f"an event id must not end with a blank: {text!r}")
+        inside = transaction(target, self.table, "inbox.claim")
         affected, _ = inside.upsert(self._claim, (self.consumer, text))
         return affected == 1
 
@@ -152,7 +158,7 @@ class Inbox:
         handler: loop.Handler,
         *,
         waits: Sequence[float] = (0.1, 1.0, 5.0, 15.0),
-        dead_letters: loop.DeadLetters | None = None,
+        dead_letters: DeadLetters | None = None,
         outages: tuple[type[Exception], ...] = (),
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -166,15 +172,43 @@ class Inbox:
         on, offsets are committed for events that were never handled) and ``isolation.level``
         ``read_committed``, its default. The caller closes it.
 
-        A handler that raises is rolled back and called again after each of ``waits`` (seconds);
-        the record's partition stands still meanwhile, the group membership is kept. After the
-        last one the record goes to ``dead_letters``, unclaimed, and the next one follows; without
-        ``dead_letters`` the error is raised and the offset stays, so that nothing is passed over.
-        A database that is away (lost connection, deadlock, lock timeout) and an error of
-        ``outages`` are waited out without end: they are not the event's fault.
+        A handler that raises, or that ends the transaction itself, is rolled back and called
+        again after each of ``waits`` (seconds); the record's partition stands still meanwhile, the
+        group membership is kept. After the last one the record goes to ``dead_letters``, unclaimed,
+        and the next one follows; without ``dead_letters`` the error is raised and the offset stays,
+        so that nothing is passed over. A database that is away (lost connection, deadlock, lock
+        timeout) and an error of ``outages`` are waited out without end: they are not the event's
+        fault. A session that cannot begin, a claim that fails and a handler that is asynchronous
+        are raised at once: they would fail each event.
 
         Returns when ``stop()`` says so, asked at least twice a second. One thread.
         """
         loop.Loop(
             self, consumer, session_factory, handler, waits, dead_letters, outages, stop
         ).run()
+
+    async def consume_async(
+        self,
+        consumer: Consumer,
+        session_factory: Callable[[], AsyncSession],
+        handler: loop.AsyncHandler,
+        *,
+        waits: Sequence[float] = (0.1, 1.0, 5.0, 15.0),
+        dead_letters: DeadLetters | None = None,
+        outages: tuple[type[Exception], ...] = (),
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``consume`` for asyncio: ``await handler(session, event)`` with an ``AsyncSession``.
+
+        ``consumer`` is a ``confluent_kafka.Consumer`` as for ``consume`` (not an ``AIOConsumer``);
+        until this returns it belongs to a thread that polls, waits and asks ``stop()``, so the
+        event loop stands still for none of it. Events are handled one at a time in the event loop
+        of the caller.
+
+        Cancelling it cancels the handler, which is rolled back, so that its event comes again, and
+        raises ``CancelledError`` as soon as the thread has let go of the consumer (a second, or
+        five where the broker does not answer).
+        """
+        await loop.AsyncLoop(
+            self, consumer, session_factory, handler, waits, dead_letters, outages, stop
+        ).run_async()

@@ -9,7 +9,13 @@ from uuid import UUID
 import pymysql
 from confluent_kafka import Consumer, Producer
 from sqlalchemy import Connection, Engine, MetaData, Table, create_engine
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+)
 from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
@@ -141,6 +147,18 @@ def consume(consumer: Consumer, producer: Producer, engine: Engine) -> None:
     )
 
 
+async def handle_async(session: AsyncSession, event: InboxEvent) -> None:
+    await outbox.add_async(
+        session, aggregate_type="o", aggregate_id=7, event_type="A", payload=event.json()
+    )
+
+
+async def consume_async(consumer: Consumer, engine: AsyncEngine) -> None:
+    await inbox.consume_async(
+        consumer, async_sessionmaker(engine), handle_async, waits=(1,), stop=lambda: False
+    )
+
+
 # fmt: off
 async def wrong(engine: Engine, session: Session, async_session: AsyncSession) -> None:
     outbox.add(engine, aggregate_type="o", aggregate_id=7, event_type="A", payload={})  # wrong
@@ -152,3 +170,5 @@ async def wrong(engine: Engine, session: Session, async_session: AsyncSession) -
     await outbox.add_async(session, aggregate_type="o", aggregate_id=7, event_type="A", payload={})  # wrong
     outbox_table(MetaData(), payload="xml")  # wrong
     inbox.claim(create_engine("mysql://"), "e")  # wrong
+    await inbox.consume_async(Consumer({}), async_sessionmaker(), handle)  # wrong
+    inbox.consume(Consumer({}), async_sessionmaker(), handle)  # wrong

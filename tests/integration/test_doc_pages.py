@@ -67,5 +67,6 @@ def test_inbox(database: Database, kafka: str) -> None:
         producer.produce(topic, key="1", value=value, headers={"id": b"e-1"})
     assert producer.flush(30) == 0
     replaced = {"outbox.event.order": topic, '"points",\n        "ena': f'"{topic}",\n        "ena'}
+    replaced['"group.id": "visits"'] = f'"group.id": "{topic}-visits"'
     run_page("inbox.md", database, {BOOTSTRAP: kafka, **replaced})
-    assert dict(database.sql("SELECT customer, points FROM accounts")) == {"ann": 12, "bob": 7}
+    assert dict(database.sql("SELECT customer, points FROM accounts")) == {"ann": 12, "bob": 8}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -18,12 +19,14 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer
 from sqlalchemy import Engine, MetaData, create_engine, text
-from sqlalchemy.exc import ProgrammingError
-from sqlalchemy.orm import Session
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.ext.asyncio import async_sessionmaker as async_session_maker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.orm import sessionmaker as session_maker
 
 from cdc_relay.outbox import ddl, inbox_sequence_table, inbox_table
 from dev.database import Database as Server
+from tests.support.brokers import ProxiedKafka
 from tests.support.harness import Message, create_topic
 from tests.support.harness import consume as read_topic
 from tests.support.sql import Database
@@ -315,6 +318,149 @@ def test_without_dead_letters_nothing_is_passed_over(shop: Shop) -> None:
         with pytest.raises(RuntimeError, match="bad"):
             shop.consume(handler, lambda: False, waits=(0.05,))
     assert shop.handled() == []
+
+
+class Unique(DeclarativeBase):
+    pass
+
+
+class Taken(Unique):
+    __tablename__ = "taken"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+@pytest.mark.parametrize("end", ["rollback", "close", "flush"])
+def test_a_handler_that_ends_the_transaction_has_not_handled(shop: Shop, end: str) -> None:
+    """An error of a flush that it catches has rolled everything back, the claim included."""
+    shop.database.sql("CREATE TABLE taken (id INT PRIMARY KEY)")
+    shop.database.sql("INSERT INTO taken VALUES (1)")
+    shop.send("e-1")
+    shop.send("e-2")
+    tries: list[str] = []
+
+    def handler(session: Session, event: InboxEvent) -> None:
+        tries.append(event.event_id)
+        add_points(session, event)
+        if tries.count("e-1") > 1 or event.event_id == "e-2":
+            return
+        if end == "flush":
+            session.add(Taken(id=1))
+            with contextlib.suppress(IntegrityError):
+                session.flush()
+        else:
+            getattr(session, end)()
+
+    shop.consume(handler, lambda: "e-2" in shop.handled(), waits=(0.05,))
+    assert tries == ["e-1", "e-1", "e-2"]
+    assert shop.handled() == ["e-1", "e-2"]
+
+
+def test_a_handler_that_ends_the_transaction_each_time_is_told(shop: Shop) -> None:
+    shop.send("e-1")
+
+    def handler(session: Session, event: InboxEvent) -> None:
+        session.rollback()
+
+    dead_letters = DeadLetters(shop.producer)
+    shop.consume(handler, lambda: bool(shop.dead()), waits=(), dead_letters=dead_letters)
+    [dead] = shop.dead()
+    assert b"the handler ended the transaction" in (dead.headers["dead_letter_reason"] or b"")
+
+
+def test_a_deadlock_that_the_handler_caught(shop: Shop) -> None:
+    """The server has rolled back the claim with the rest; what follows is another transaction."""
+    shop.database.sql("CREATE TABLE locks (id INT PRIMARY KEY, n INT)")
+    shop.database.sql("INSERT INTO locks VALUES (1, 0), (2, 0)")
+    shop.send("e-1")
+    shop.send("e-1")
+    shop.send("e-2")
+    caught: list[str] = []
+
+    def cross(locked: threading.Event) -> None:
+        other = shop.database.connect()
+        with other.cursor() as cursor:
+            # It has changed more rows, so the handler's transaction is the victim.
+            rows = [(number,) for number in range(10, 300)]
+            cursor.executemany("INSERT INTO locks VALUES (%s, 0)", rows)
+            cursor.execute("UPDATE locks SET n = 1 WHERE id = 2")
+            locked.set()
+            cursor.execute("UPDATE locks SET n = 1 WHERE id = 1")
+        other.rollback()
+        other.close()
+
+    def handler(session: Session, event: InboxEvent) -> None:
+        if not caught:
+            session.execute(text("UPDATE locks SET n = 2 WHERE id = 1"))
+            locked = threading.Event()
+            thread = threading.Thread(target=cross, args=(locked,))
+            thread.start()
+            assert locked.wait(30)
+            try:
+                session.execute(text("UPDATE locks SET n = 2 WHERE id = 2"))
+            except OperationalError as error:
+                caught.append(str(error))
+            thread.join(30)
+        add_points(session, event)
+
+    shop.consume(handler, lambda: "e-2" in shop.handled())
+    assert "1213" in caught[0]
+    assert shop.handled() == ["e-1", "e-2"]
+
+
+def test_a_broker_that_hangs_does_not_hold_up_stop(
+    mysql: Database, quick_kafka: ProxiedKafka
+) -> None:
+    """Not for the minute that the answer to a commit is waited for."""
+    shop = Shop(mysql, quick_kafka.bootstrap)
+    create_topic(shop.kafka, shop.topic, 1)
+    shop.send("e-1")
+    hung = threading.Event()
+
+    def handler(session: Session, event: InboxEvent) -> None:
+        add_points(session, event)
+        quick_kafka.pause()
+        hung.set()
+
+    with shop.consumer() as consumer:
+        arguments = (consumer, shop.sessions, handler)
+        thread = threading.Thread(
+            target=Inbox("points").consume, args=arguments, kwargs={"stop": hung.is_set}
+        )
+        thread.start()
+        try:
+            assert hung.wait(60)
+            thread.join(30)
+            assert not thread.is_alive(), "still waiting for the broker"
+        finally:
+            quick_kafka.resume()
+            thread.join(60)
+    assert shop.handled() == ["e-1"]
+    shop.engine.dispose()
+
+
+@pytest.mark.parametrize("fault", ["asynchronous", "an engine", "asynchronous sessions"])
+def test_what_is_wrong_with_the_call_is_no_events_fault(shop: Shop, fault: str) -> None:
+    """A coroutine that nobody awaits would count as handled."""
+    sessions: Any = shop.sessions
+    handler: Any = add_points
+    if fault == "asynchronous":
+
+        async def handler(session: Session, event: InboxEvent) -> None:
+            add_points(session, event)
+
+    elif fault == "an engine":
+        sessions = shop.engine
+    else:
+        sessions = async_session_maker()
+    shop.sessions, right = sessions, shop.sessions
+    shop.send("e-1")
+    with pytest.raises(TypeError):
+        shop.consume(handler, lambda: False, dead_letters=DeadLetters(shop.producer))
+    assert shop.dead() == []
+    shop.sessions = right
+    shop.consume(add_points, lambda: bool(shop.handled()))
+    assert shop.handled() == ["e-1"]
 
 
 @pytest.mark.parametrize("fault", ["no table", "autocommit"])
