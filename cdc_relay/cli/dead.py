@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -15,6 +15,8 @@ from cdc_relay.config import Settings
 from cdc_relay.database import connected, describe_table, engine
 from cdc_relay.errors import ConfigError
 from cdc_relay.store import Store
+
+_WIDE: Final = 4096
 
 
 @click.group("dead", help="List, show, retry or discard rows that failed too often.")
@@ -33,22 +35,36 @@ def command() -> None:
 def list_(settings: Settings, limit: int, as_json: bool) -> None:
     """List dead rows, lowest id first."""
     with _store(settings) as store:
-        rows = store.dead(limit)
+        rows = store.dead(limit + 1)
+    more = len(rows) > limit
+    rows = rows[:limit]
     if as_json:
         for row in rows:
             click.echo(json.dumps(row, ensure_ascii=False, default=str))
         return
+    if not rows:
+        click.echo("no row is dead")
+        return
     from rich.console import Console
     from rich.table import Table
 
-    columns = ("id", "event_id", "aggregate_type", "aggregate_id", "event_type", "retry_count")
-    table = Table(*columns, "last_error", title=f"{len(rows)} dead")
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:  # whole lines for grep, however wide
+        console = Console(markup=False, highlight=False, width=_WIDE)
+    table = Table("id", box=None)
+    table.add_column("event_id", no_wrap=True)
+    for name in ("aggregate", "event_type", "tries", "last_error"):
+        table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*(str(row.get(name) or "") for name in (*columns, "last_error")))
-    Console().print(table)
+        aggregate = f"{row['aggregate_type']}/{row['aggregate_id']}"
+        texts = (row["id"], row["event_id"], aggregate, row["event_type"], row["retry_count"])
+        table.add_row(*map(str, texts), str(row.get("last_error") or ""))
+    console.print(table)
+    if more:
+        click.echo(f"and more: these are the first {limit} (--limit)")
 
 
-@command.command("show", epilog="Example: `cdc-relay dead show EVENT_ID | jq .payload`.")
+@command.command("show", epilog="Example: `cdc-relay dead show EVENT_ID | jq -r .payload`.")
 @settings_options(*DATABASE, *LOGGING)
 @click.argument("event_id")
 def show(settings: Settings, event_id: str) -> None:

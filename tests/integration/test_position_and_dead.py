@@ -73,6 +73,15 @@ def test_dead_rows_are_listed_shown_retried_and_discarded(shop: Harness) -> None
     rows = [json.loads(line) for line in _output(shop.run("dead", "list", "--json")).splitlines()]
     assert [row["event_id"] for row in rows] == [first, second]
     assert rows[0]["last_error"] == "too large"
+    # Whole lines where it is piped: nothing is cut, and brackets are no markup.
+    shop.database.sql(f"UPDATE {shop.table} SET last_error = CONCAT('[red] ', REPEAT('x', 300))")
+    lines = _output(shop.run("dead", "list")).splitlines()
+    assert len(lines) == 3
+    assert first in lines[1]
+    assert lines[1].rstrip().endswith("[red] " + "x" * 300)
+    [_, one, hint] = _output(shop.run("dead", "list", "--limit", "1")).splitlines()
+    assert first in one
+    assert "--limit" in hint
     shown = json.loads(_output(shop.run("dead", "show", first)))
     assert json.loads(shown["payload"]) == {"n": 1}
 
