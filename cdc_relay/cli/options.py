@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
 import click
+from click.shell_completion import CompletionItem
 
 from cdc_relay.config import Settings, load, seconds
 from cdc_relay.telemetry import configure_logging
@@ -69,7 +70,16 @@ def _flag(field: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         field,
         metavar=_metavar(field, info.annotation),
         help=f"{info.description}{hint}",
+        shell_complete=lambda _context, _flag, begun: _completed(info.annotation, begun),
     )
+
+
+def _completed(kind: object, begun: str) -> list[CompletionItem]:
+    """What a shell may offer for a value."""
+    if kind == Path | None:
+        return [CompletionItem(begun, type="file")]
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    return [CompletionItem(one) for one in choices if one.startswith(begun)]
 
 
 def _metavar(field: str, kind: object) -> str:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
 from cdc_relay import cli, telemetry
 from cdc_relay.about import decoder
@@ -72,6 +73,28 @@ def test_the_help_has_an_example_and_its_own_flags_first(
     assert "Pydantic" not in text
     if "--json" in text and "--config" in text:
         assert text.index("\n  --json") < text.index("\n  --config")
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["dea"], ["dead"]),
+        (["dead", "re"], ["retry"]),
+        (["start", "--deli"], ["--delivery"]),
+        (["start", "--delivery", "at"], ["at_least_once"]),
+        (["compensate", "--mark", ""], ["update", "delete", "none"]),
+    ],
+)
+def test_shells_complete_commands_flags_and_choices(words: list[str], offered: list[str]) -> None:
+    *before, begun = words
+    completion = ShellComplete(cli.cli, {}, "cdc-relay", "_CDC_RELAY_COMPLETE")
+    assert [item.value for item in completion.get_completions(before, begun)] == offered
+
+
+def test_shells_complete_files() -> None:
+    completion = ShellComplete(cli.cli, {}, "cdc-relay", "_CDC_RELAY_COMPLETE")
+    [item] = completion.get_completions(["start", "--database-tls-ca"], "/etc")
+    assert item.type == "file"
 
 
 def test_no_command_shows_the_help(capsys: Capture) -> None:
