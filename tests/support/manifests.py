@@ -1,18 +1,22 @@
 """What is in deploy/ through the tools that will read it: ``make manifests``.
 
-Each tool that this machine has is asked: kubectl (or kustomize), systemd-analyze, docker compose,
-promtool. What could not be asked is said; it is red only where a tool refuses something. The unit
-tests look at the same files without any tool.
+Each tool that is here is asked: kubectl (or kustomize), systemd-analyze, docker compose, promtool,
+Grafana's models. What could not be asked is said; it is red only where a tool refuses something.
+The unit tests look at the same files without any tool.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import kubernetes_validate
 import yaml
@@ -77,7 +81,36 @@ def rules() -> str:
     return run(tool, "check", "rules", str(DEPLOY / "prometheus-alerts.yml")).split(":")[-1]
 
 
-CHECKS: Sequence[Callable[[], str]] = (kustomize, systemd, compose, rules)
+def dashboard() -> str:
+    """The dashboard is what Grafana's own models know, field for field (`pip install
+    grafana-foundation-sdk`)."""
+    try:
+        models = import_module("grafana_foundation_sdk.models.dashboard")
+        encoder = import_module("grafana_foundation_sdk.cog.encoder").JSONEncoder
+        import_module("grafana_foundation_sdk.cog.plugins").register_default_plugins()
+    except ImportError:
+        raise NotHereError("grafana-foundation-sdk") from None
+    written = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
+    known = json.loads(json.dumps(models.Dashboard.from_json(written), cls=encoder))
+    # The text of a variable's query as the editor shows it; the query itself is beside it.
+    lost = [path for path in _lost(written, known, "") if not path.endswith(".definition")]
+    if lost:
+        raise ValueError(f"not in Grafana's model: {', '.join(lost)}")
+    return f"{len(written['panels'])} panels"
+
+
+def _lost(written: Any, known: Any, path: str) -> Iterator[str]:
+    if isinstance(written, dict) and isinstance(known, dict):
+        for name, value in written.items():
+            yield from _lost(value, known.get(name), f"{path}.{name}")
+    elif isinstance(written, list) and isinstance(known, list):
+        for number, (one, other) in enumerate(zip_longest(written, known)):
+            yield from _lost(one, other, f"{path}[{number}]")
+    elif written != known:
+        yield path
+
+
+CHECKS: Sequence[Callable[[], str]] = (kustomize, systemd, compose, rules, dashboard)
 
 
 def run(*command: str) -> str:
