@@ -127,7 +127,7 @@ def _table_signals(report: Report) -> dict[str, Figure]:
     failing = backlog.failing
     return {
         "pending": Figure(number(backlog.pending), backlog.pending, _rising(oldest or 0.0, _OLD_S)),
-        "oldest": Figure("none pending", 0.0, "ok")
+        "oldest": Figure("none", 0.0, "ok")
         if oldest is None
         else Figure(duration(oldest), oldest, _rising(oldest, _OLD_S)),
         "dead": dead,
@@ -202,7 +202,10 @@ def _troubled(report: Report) -> Sequence[Troubled]:
 
 
 def _troubled_row(row: Troubled) -> list[str]:
-    due = "never by itself" if row.due_in_s is None else f"in {duration(row.due_in_s)}"
+    if row.due_in_s is None:
+        due = "never by itself"
+    else:
+        due = f"in {duration(row.due_in_s)}" if row.due_in_s > 0 else "now"
     return [
         "dead" if row.dead else "parked",
         f"{row.aggregate_type} / {row.aggregate_id}",

@@ -13,9 +13,10 @@ from cdc_relay.errors import ConfigError
 from cdc_relay.http import health
 from cdc_relay.http.advice import advice, reason_advice
 from cdc_relay.http.history import COLUMNS, Ring, percentile
-from cdc_relay.http.page import duration
+from cdc_relay.http.page import _troubled_row, duration
 from cdc_relay.http.server import Listener
 from cdc_relay.position import GtidSet, MariaGtidPosition, Position
+from cdc_relay.store import Troubled
 from cdc_relay.vitals import Distribution, Vitals
 
 SETTINGS = load(
@@ -226,3 +227,12 @@ def test_an_address_that_is_not_here_is_one_line() -> None:
         Listener("203.0.113.7", 80)
     with pytest.raises(ConfigError, match=r"http: no.such.host.invalid is not an address here"):
         Listener("no.such.host.invalid", 0)
+
+
+@pytest.mark.parametrize(
+    ("due_in_s", "text"),
+    [(None, "never by itself"), (30.0, "in 30 s"), (0.0, "now"), (-3, "now")],
+)
+def test_when_a_parked_row_is_tried_again(due_in_s: float | None, text: str) -> None:
+    row = Troubled("e", "order", "a", "CREATED", 2, False, due_in_s, "too large")
+    assert _troubled_row(row)[4] == text
