@@ -222,11 +222,16 @@ class Loop:
         return replace(event, arrival=arrival, missing=missing)
 
     def _is_outage(self, error: BaseException | None) -> bool:
-        if isinstance(error, self._outages):
-            return True
-        if isinstance(error, exc.DBAPIError):
-            return error.connection_invalidated or _code(error.orig) in _OUTAGE_CODES
-        return isinstance(error, exc.TimeoutError)
+        """Whether it is one, or came of one: services put errors of theirs around the driver's."""
+        while error is not None:
+            if isinstance(error, (*self._outages, exc.TimeoutError)):
+                return True
+            if isinstance(error, exc.DBAPIError) and (
+                error.connection_invalidated or _code(error.orig) in _OUTAGE_CODES
+            ):
+                return True
+            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        return False
 
     def _wait(self, seconds: float) -> None:
         """Wait, polling: a consumer that does not poll is thrown out of its group."""

@@ -301,7 +301,7 @@ class Outbox:
         body = self._body(payload, info)
         parameters: list[object] = [*info, body]
         size = _ROW_SIZE + _escaped(body)
-        if not "".join(info).isascii():
+        if not "".join(info).isascii():  # eight digits for a character
             size += 4 * _ROW_SIZE
         if aggregate_seq is not None:
             headers = {**(headers or {}), HEADER: _whole_number(aggregate_seq)}
@@ -362,7 +362,8 @@ class Outbox:
             error.add_note(f"in the payload of {_named(info)}")
             raise
         if isinstance(body, str):
-            _refuse_half_characters(f"payload of {_named(info)}", body)
+            if not body.isascii():
+                _refuse_half_characters(f"payload of {_named(info)}", body)
             if self._insert.keeps_bytes:
                 body = body.encode()
         elif body is not None and not self._insert.keeps_bytes:
@@ -396,7 +397,8 @@ class Outbox:
             value = _plain(value, name)
         if not value:
             raise ValueError(f"{name} is empty")
-        _refuse_half_characters(name, value)
+        if not value.isascii():
+            _refuse_half_characters(name, value)
         longest = self._insert.lengths[name]
         if longest is not None and len(value) > longest:
             raise ValueError(f"{name} has {len(value)} characters; the column takes {longest}")
@@ -432,8 +434,7 @@ def _whole_number(number: object) -> int:
 
 def _refuse_half_characters(what: str, text: str) -> None:
     try:
-        if not text.isascii():
-            text.encode()
+        text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{what} holds half a character (a lone surrogate)") from None
 

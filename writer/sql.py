@@ -34,7 +34,10 @@ def ascii_only(sql: str, parameters: Sequence[object]) -> tuple[str, tuple[objec
     question marks, and bytes on the driver: some escape them for another ``sql_mode`` than the
     session's, or not at all. Both go as hexadecimal digits.
     """
-    if all(map(_is_plain, parameters)):
+    for value in parameters:
+        if not value.isascii() if isinstance(value, str) else isinstance(value, bytes):
+            break
+    else:
         return sql, tuple(parameters)
     left = iter(parameters)
     sent: list[object] = []
@@ -53,7 +56,3 @@ def ascii_only(sql: str, parameters: Sequence[object]) -> tuple[str, tuple[objec
         return "%s"
 
     return _PLACE.sub(place, sql), tuple(sent)
-
-
-def _is_plain(value: object) -> bool:
-    return value.isascii() if isinstance(value, str) else not isinstance(value, bytes)

@@ -562,6 +562,37 @@ def test_an_outage_of_the_database_costs_no_event_a_try(
         shop.engine.dispose()
 
 
+def test_an_outage_inside_an_error_of_the_services_own(shop: Shop) -> None:
+    """A lock that somebody holds for too long, as a repository layer tells it."""
+    shop.database.sql("CREATE TABLE locks (id INT PRIMARY KEY, n INT)")
+    shop.database.sql("INSERT INTO locks VALUES (1, 0)")
+    other = shop.database.connect()
+    with other.cursor() as cursor:
+        cursor.execute("UPDATE locks SET n = 1")
+    shop.send("e-1")
+    tries: list[str] = []
+
+    class StorageError(Exception):
+        pass
+
+    def handler(session: Session, event: InboxEvent) -> None:
+        tries.append(event.event_id)
+        if len(tries) == 3:
+            other.rollback()
+        session.execute(text("SET innodb_lock_wait_timeout = 1"))
+        try:
+            session.execute(text("UPDATE locks SET n = 2"))
+        except OperationalError as error:
+            if len(tries) == 1:
+                raise StorageError from error
+            raise StorageError  # noqa: B904
+        add_points(session, event)
+
+    shop.consume(handler, lambda: bool(shop.handled()), waits=())
+    other.close()
+    assert tries == ["e-1"] * 3
+
+
 def test_gaps_and_late_events_are_seen(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     seen: list[tuple[int | None, Arrival | None, int]] = []
 
