@@ -14,11 +14,11 @@ HOT := $(addprefix cdc_relay/binlog/,jsonb.py values.py rows.py decoder.py)
 # What ruff looks at; mypy's list is in pyproject.toml.
 CODE := .
 
-.PHONY: help venv up down demo test chaos page manifests check lint bench sbom docs fmt python
+.PHONY: help venv up down demo test chaos page manifests check lint bench bench-peers sbom docs fmt python
 
 help:  ## list the targets
 	@echo "cdc-relay: make TARGET"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: venv  ## the whole path on real servers, with kills; ORDERS=118402 SEED=7 KEEP=1
 	@$(BIN)/python -m examples.shop.demo $(if $(ORDERS),--orders $(ORDERS)) \
@@ -56,6 +56,10 @@ lint: venv
 bench: venv  ## the figures of this machine, beside the stock library
 	@$(PYTHON) -m dev fetch
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-peers: venv  ## the same rows by Debezium, beside us
+	@$(PYTHON) -m dev fetch
+	@$(BIN)/python -m benchmarks.peers $(ARGS)
 
 sbom: venv  ## bill of materials of an installation, in .sbom/; ARGS=--advisories asks about it
 	@$(BIN)/python -m dev.sbom .sbom $(ARGS)

@@ -75,7 +75,7 @@ def main() -> None:
         own = plain(database, kafka, shop.topic_prefix + "order", 10)
         pending = shop.count(0)
         begun = time.monotonic()
-        what = ("start", "--until-current")
+        what: tuple[str, ...] = ("start", "--until-current")
         if not arguments.polling:
             what = ("compensate", "--older-than", "0s")
         done = shop.run(*what, timeout=600)

@@ -6,17 +6,21 @@ import json
 import multiprocessing
 import time
 import uuid
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from confluent_kafka import Consumer, TopicPartition
 
+from benchmarks.figures import Figure
 from benchmarks.place import PARTITIONS, Place, connect
-from benchmarks.relay import Relay
 
 WRITERS: Final = 4
 _WARM_S: Final = 3.0
+_SHARES: Final = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"), (1.0, "worst"))
+# Until the first row is there: what waits before it is carried first.
+_CATCH_UP_S: Final = 300.0
 _INSERT: Final = (
     "INSERT INTO outbox_event (event_id, aggregate_type, aggregate_id, event_type, payload)"
     " VALUES (%s, 'order', %s, 'PLACED', %s)"
@@ -35,10 +39,32 @@ class Latencies:
             min(int(len(self.milliseconds) * share), len(self.milliseconds) - 1)
         ]
 
+    def figures(self, scenario: str, rate: int) -> list[Figure]:
+        """The quantiles that people ask for."""
+        return [
+            Figure(scenario, f"{rate:,} orders/s, {label}", "ms", [self.quantile(share)])
+            for share, label in _SHARES
+        ]
 
-def steady(place: Place, one: Relay, rate: int, seconds: float) -> Latencies:
-    """Write ``rate`` rows a second for ``seconds`` while the relay runs; the first seconds are not
-    counted. Writers and consumer are processes of their own, all on the machine's one clock."""
+    def __str__(self) -> str:
+        return ", ".join(f"{label} {self.quantile(share):.1f}" for share, label in _SHARES) + " ms"
+
+
+class Side(Protocol):
+    """What carries the rows."""
+
+    @property
+    def topic(self) -> str:
+        """Where the orders go."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """Run for as long as the body."""
+
+
+def steady(place: Place, one: Side, rate: int, seconds: float) -> Latencies:
+    """Write ``rate`` rows a second for ``seconds`` while ``one`` runs, after it has carried what is
+    committed before; the first seconds are not counted. Writers and consumer are processes of
+    their own, all on the machine's one clock."""
     context = multiprocessing.get_context("spawn")
     with one.running():
         place.sql(_one_row("'warm'"))
@@ -47,7 +73,7 @@ def steady(place: Place, one: Relay, rate: int, seconds: float) -> Latencies:
             target=_consume, args=(theirs, place.kafka.bootstrap, one.topic), daemon=True
         )
         consumer.start()
-        _expect(ours, 60)  # it has seen the first row
+        _expect(ours, _CATCH_UP_S)  # it has seen the first row
         start = time.time() + 1
         writers = []
         pipes = []
@@ -128,7 +154,9 @@ def _consume(pipe: Connection, bootstrap: str, topic: str) -> None:
         if message is not None and message.error() is None:
             if not arrived:
                 pipe.send(None)
-            arrived[dict(message.headers())["id"].decode()] = time.time()
+            event_id = dict(message.headers() or [])["id"]
+            assert isinstance(event_id, bytes)
+            arrived[event_id.decode()] = time.time()
         if expected is None and pipe.poll():
             expected = pipe.recv()
     consumer.close()

@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pymysql
-from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka import Consumer, IsolationLevel, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    NewTopic,
+    OffsetSpec,
+)
 
 from cdc_relay.outbox import DEFAULT_TABLE, table_ddl
 from dev.kafka import Kafka
@@ -83,12 +87,26 @@ class Place:
         file, offset = self.sql("SHOW BINARY LOG STATUS")[0][:2]
         return str(file), int(offset)
 
-    def create_topic(self, topic: str) -> None:
+    def binlog_bytes(self) -> int:
+        """Of all files of the log."""
+        return sum(int(row[1]) for row in self.sql("SHOW BINARY LOGS"))
+
+    def records(self, topic: str) -> int:
+        """Sum of the topic's end offsets; where transactions are used, their markers count too."""
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap, "log_level": 4})
+        partitions = admin.list_topics(topic, timeout=15).topics[topic].partitions
+        request = {TopicPartition(topic, number): OffsetSpec.latest() for number in partitions}  # type: ignore[no-untyped-call]
+        offsets = admin.list_offsets(
+            request, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=15
+        )
+        return sum(future.result(timeout=20).offset for future in offsets.values())
+
+    def create_topic(self, topic: str, partitions: int = PARTITIONS) -> None:
         """A topic whose records carry the broker's time of append."""
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap, "log_level": 4})
         new = NewTopic(
             topic,
-            num_partitions=PARTITIONS,
+            num_partitions=partitions,
             config={"message.timestamp.type": "LogAppendTime"},
         )
         admin.create_topics([new], operation_timeout=15)[topic].result(timeout=20)
@@ -115,7 +133,7 @@ class Place:
                         times.append(message.timestamp()[1])
         finally:
             consumer.close()
-        return Arrivals(len(times), len(seen), min(times, default=0), max(times, default=0))
+        return Arrivals(len(times), len(seen), sorted(times))
 
 
 @dataclass(frozen=True)
@@ -124,9 +142,21 @@ class Arrivals:
 
     records: int
     distinct: int
-    first_ms: int
-    """When the broker appended the first record, milliseconds since 1970."""
-    last_ms: int
+    appended: Sequence[int]
+    """When the broker appended each record, milliseconds since 1970, sorted."""
+
+    @property
+    def first_ms(self) -> int:
+        return self.appended[0]
+
+    @property
+    def last_ms(self) -> int:
+        return self.appended[-1]
+
+    def rate_after(self, records: int) -> float:
+        """Records per second after the first so many."""
+        rest = self.appended[records:]
+        return len(rest) / (max(rest[-1] - rest[0], 1) / 1000)
 
 
 def connect(port: int, **options: Any) -> pymysql.Connection[Any]:

@@ -9,15 +9,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from benchmarks.place import Place
+from benchmarks.place import PARTITIONS, Arrivals, Place
 from benchmarks.reader import peak_rss
 
 _TIMEOUT_S: Final = 900
 _POLL_S: Final = 0.02
+# What a Java peer reads while its compiler still works.
+_COLD_ROWS: Final = 100_000
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,33 @@ class Relay:
     name: str
     delivery: str
     mark: str
+    mark_row_image: str = "server"
+
+    _running: list[int] = field(default_factory=list, init=False, compare=False)
 
     @property
     def topic(self) -> str:
         """Where the orders go."""
         return f"{self.name}.event.order"
+
+    @property
+    def pid(self) -> int:
+        """Of the process that is ``running``."""
+        return self._running[-1]
+
+    def prepare(self, partitions: int = PARTITIONS) -> None:
+        """Make the topic, and a checkpoint at the present end of the binlog."""
+        self.place.create_topic(self.topic, partitions)
+        self.run()
+
+    def drain(self, rows: int) -> Drain:
+        """Carry a backlog of so many rows. Raises ``RuntimeError`` unless each of them, and
+        nothing else, is in the topic afterwards."""
+        database = cpu_seconds(self.place.mysql.pid)
+        process = self.run()
+        database = cpu_seconds(self.place.mysql.pid) - database
+        found = self.place.arrivals(self.topic, rows)
+        return Drain.of(rows, found, process, database)
 
     def run(self) -> Process:
         """Run until everything that is committed now is sent, marked and checkpointed."""
@@ -57,9 +81,11 @@ class Relay:
     def running(self) -> Iterator[None]:
         """Run for as long as the body."""
         process = self._start()
+        self._running.append(process.pid)
         try:
             yield
         finally:
+            self._running.remove(process.pid)
             process.terminate()
             try:
                 process.wait(40)
@@ -78,6 +104,7 @@ class Relay:
             "TOPIC": f"{self.name}.event.{{aggregate_type}}",
             "DELIVERY": self.delivery,
             "MARK": self.mark,
+            "MARK_ROW_IMAGE": self.mark_row_image,
             "HTTP": "off",
             "LOG_FORMAT": "json",
         }
@@ -93,6 +120,56 @@ class Relay:
 
 
 @dataclass(frozen=True)
+class Drain:
+    """One backlog carried to Kafka."""
+
+    rows: int
+    seconds: float
+    """From the first append to the last."""
+    warm: float
+    """Rows per second after the first 100,000, or after the first half where there are fewer."""
+    first: float
+    """Seconds from the start of the process to the first append."""
+    wall: float
+    """Seconds from the start of the process to its end, or to the last append where it goes on."""
+    cpu_seconds: float
+    database_cpu_seconds: float
+    peak_rss: int
+    """Bytes."""
+
+    @classmethod
+    def of(cls, rows: int, found: Arrivals, process: Process, database: float) -> Drain:
+        """Raises ``RuntimeError`` where what arrived is not what was committed, each once."""
+        if (found.records, found.distinct) != (rows, rows):
+            raise RuntimeError(
+                f"{rows} rows were committed; {found.records} records of {found.distinct} arrived"
+            )
+        return cls(
+            rows,
+            max(found.last_ms - found.first_ms, 1) / 1000,
+            found.rate_after(min(_COLD_ROWS, rows // 2)),
+            (found.first_ms - process.start_ms) / 1000,
+            process.wall,
+            process.cpu_seconds,
+            database,
+            process.peak_rss,
+        )
+
+    @property
+    def rate(self) -> float:
+        return self.rows / self.seconds
+
+    @property
+    def cpu_per_million(self) -> float:
+        return self.cpu_seconds / self.rows * 1e6
+
+    @property
+    def database_cpu_per_million(self) -> float:
+        """Of the whole server: reading the log for us, and the marks."""
+        return self.database_cpu_seconds / self.rows * 1e6
+
+
+@dataclass(frozen=True)
 class Process:
     """What the run of a process took, start and end of the interpreter included."""
 
@@ -102,6 +179,15 @@ class Process:
     cpu_seconds: float
     peak_rss: int
     """Bytes, looked at 50 times a second."""
+
+
+def cpu_seconds(pid: int | None) -> float:
+    """CPU time of a living process so far, all its threads; 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _children_cpu() -> float:

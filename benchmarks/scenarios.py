@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from benchmarks import workload
+from benchmarks.command import Plan
 from benchmarks.figures import Figure
+from benchmarks.growth import growth
 from benchmarks.latency import steady
+from benchmarks.marks import marks
 from benchmarks.place import Place
 from benchmarks.reader import Job, Reader, Reading, active_decoder, read
-from benchmarks.relay import Process, Relay
+from benchmarks.relay import Drain, Relay
 from benchmarks.writer import measure
 from cdc_relay.binlog.stream import inspect
 from dev.console import say
@@ -35,16 +38,6 @@ _OURS: Final[tuple[Reader, ...]] = ("ours-python", "ours")
 _MODES: Final = (("at_least_once", "none"), ("exactly_once", "none"), ("exactly_once", "update"))
 
 _numbers = itertools.count(1)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much to measure."""
-
-    orders: int
-    runs: int
-    slice: int
-    """Orders that the stock library reads: its rate does not depend on how many."""
 
 
 def decode(place: Place, plan: Plan) -> list[Figure]:
@@ -101,7 +94,7 @@ def relay(place: Place, plan: Plan) -> list[Figure]:
         for reader, readings in stock.items():
             readings.append(read(Job(reader, place.url, start, plan.slice)))
         for one in relays:
-            drain = _drain(one, plan.orders)
+            drain = one.drain(plan.orders)
             drains[one.delivery, one.mark].append(drain)
             rate = _per_second(drain.rate)
             say(f"relay {turn + 1}/{plan.runs}: {one.delivery}, mark={one.mark} {rate}")
@@ -122,10 +115,10 @@ def relay(place: Place, plan: Plan) -> list[Figure]:
                     (f"the same / {reader}, decoding only", "×", ratio)
                     for reader, ratio in ratios.items()
                 ),
-                ("start of the process to its end", "s", [d.process.wall for d in done]),
+                ("start of the process to its end", "s", [d.wall for d in done]),
                 ("start of the process to the first record", "s", [d.first for d in done]),
                 ("CPU of the process", "s per 10⁶ rows", [d.cpu_per_million for d in done]),
-                ("largest resident size", "MiB", [d.process.peak_rss / _MIB for d in done]),
+                ("largest resident size", "MiB", [d.peak_rss / _MIB for d in done]),
             )
         ]
     return figures
@@ -160,10 +153,8 @@ def latency(place: Place, plan: Plan) -> list[Figure]:
             one = _ready(place, delivery, mark)
             done = steady(place, one, rate, _STEADY_S)
             name = f"latency: {delivery}, mark={mark}"
-            for share, label in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"), (1.0, "worst")):
-                value = done.quantile(share)
-                figures.append(Figure(name, f"{rate:,} orders/s, {label}", "ms", [value]))
-            say(f"{name}, {rate}/s: p50 {done.quantile(0.5):.1f}, p99 {done.quantile(0.99):.1f} ms")
+            figures += done.figures(name, rate)
+            say(f"{name}, {rate}/s: {done}")
     return figures
 
 
@@ -199,31 +190,13 @@ SCENARIOS: Final[dict[str, Callable[[Place, Plan], list[Figure]]]] = {
     "relay": relay,
     "memory": memory,
     "latency": latency,
+    "marks": marks,
     "writer": writer,
     "large": large,
+    "growth": growth,
 }
-NEED_KAFKA: Final = ("relay", "memory", "latency", "large")
-WHEN_NAMED: Final = ("large",)
-
-
-@dataclass(frozen=True)
-class Drain:
-    """One backlog carried to Kafka."""
-
-    rows: int
-    seconds: float
-    """From the first append to the last."""
-    first: float
-    """Seconds from the start of the process to the first append."""
-    process: Process
-
-    @property
-    def rate(self) -> float:
-        return self.rows / self.seconds
-
-    @property
-    def cpu_per_million(self) -> float:
-        return self.process.cpu_seconds / self.rows * 1e6
+WITHOUT_KAFKA: Final = ("decode", "skip", "writer")
+WHEN_NAMED: Final = ("large", "growth")
 
 
 def _backlog(place: Place, kind: str, count: int, *, clear: bool = True) -> dict[str, Any]:
@@ -251,20 +224,8 @@ def _ready(place: Place, delivery: str, mark: str) -> Relay:
     """A new relay whose checkpoint lies at the present end of the binlog, its topic empty."""
     place.clear()
     one = Relay(place, f"bench-{next(_numbers)}", delivery, mark)
-    place.create_topic(one.topic)
-    one.run()
+    one.prepare()
     return one
-
-
-def _drain(one: Relay, rows: int) -> Drain:
-    process = one.run()
-    found = one.place.arrivals(one.topic, rows)
-    if (found.records, found.distinct) != (rows, rows):
-        raise RuntimeError(
-            f"{rows} rows were committed; {found.records} records of {found.distinct} arrived"
-        )
-    seconds = max(found.last_ms - found.first_ms, 1) / 1000
-    return Drain(rows, seconds, (found.first_ms - process.start_ms) / 1000, process)
 
 
 def _compared(

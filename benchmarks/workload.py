@@ -111,6 +111,8 @@ _WORKLOADS: Final[dict[str, Callable[[int, random.Random], str]]] = {
     "orders": order,
     "unrelated": unrelated,
     "mixed": mixed,
+    # Orders that go to a topic of their own.
+    "warm-up": lambda number, dice: order(number, dice).replace("'order'", "'warm-up'"),
 }
 
 

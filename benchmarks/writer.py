@@ -6,6 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any, Final
 
@@ -49,10 +50,10 @@ def measure(place: Place, runs: int) -> list[Figure]:
         for turn in range(runs + 1):
             place.clear()
             with engine.connect() as connection:
-                raw, add = _in_turns(lambda c=connection: _raw(c), lambda c=connection: _add(c))
+                raw, add = _in_turns(partial(_raw, connection), partial(_add, connection))
             driver = place.connect(autocommit=False)
             raw_driver, add_driver = _in_turns(
-                lambda d=driver: _raw_on_driver(d), lambda d=driver: _add(d)
+                partial(_raw_on_driver, driver), partial(_add, driver)
             )
             driver.rollback()
             with engine.connect() as connection:

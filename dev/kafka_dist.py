@@ -53,6 +53,12 @@ def java() -> str:
     return found
 
 
+def maven() -> None:
+    """See to it that Maven is on PATH."""
+    if shutil.which("mvn") is None:
+        apt.install("maven")
+
+
 def can_fetch() -> bool:
     """Tell whether Java and Maven are there or may be installed."""
     if _java_version() >= 17 and shutil.which("mvn") is not None:
@@ -73,8 +79,7 @@ def classpath(tree: Path) -> list[str]:
 
 def _build(into: Path) -> None:
     java()
-    if shutil.which("mvn") is None:
-        apt.install("maven")
+    maven()
     (into / "pom.xml").write_text(_POM)
     (into / "log4j2.properties").write_text(_LOG4J)
     goal = ["dependency:copy-dependencies", "-DincludeScope=runtime"]

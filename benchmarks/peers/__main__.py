@@ -1,0 +1,148 @@
+"""``python -m benchmarks.peers [SCENARIO...]``: we and Debezium on the same rows, in turns."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+from benchmarks import workload
+from benchmarks.command import Plan, run
+from benchmarks.figures import Figure
+from benchmarks.latency import steady
+from benchmarks.peers import dist
+from benchmarks.peers.debezium import Debezium, Variant
+from benchmarks.place import Place
+from benchmarks.reader import peak_rss
+from benchmarks.relay import Drain, Relay, cpu_seconds
+from dev.console import say
+
+_MIB: Final = 2**20
+_VARIANTS: Final[tuple[Variant, ...]] = ("defaults", "tuned", "exactly once")
+# The marks come last: the others would read them.
+_MODES: Final = (("at_least_once", "none"), ("exactly_once", "none"), ("exactly_once", "update"))
+_PACES: Final = (200, 1000)
+_STEADY_S: Final = 20.0
+# Rows that a peer carries before its latency is taken: its compiler is done by then.
+_WARM_UP: Final = 120_000
+_IDLE_S: Final = 30.0
+
+_numbers = itertools.count(1)
+
+
+def backlog(place: Place, plan: Plan) -> list[Figure]:
+    """What is committed, carried to Kafka by each, one after the other."""
+    done: dict[str, list[Drain]] = {}
+    for turn in range(plan.runs):
+        place.clear()
+        sides: dict[str, Relay | Debezium] = {
+            **{f"Debezium, {variant}": _debezium(place, variant) for variant in _VARIANTS},
+            **{f"cdc-relay, {mode[0]}, mark={mode[1]}": _relay(place, *mode) for mode in _MODES},
+        }
+        seconds = workload.load(place, "orders", plan.orders)
+        say(f"loaded {plan.orders} transactions, {plan.orders / seconds:,.0f} a second")
+        for name, side in sides.items():
+            drain = side.drain(plan.orders)
+            done.setdefault(name, []).append(drain)
+            say(f"backlog {turn + 1}/{plan.runs}: {name} {drain.rate:,.0f} rows/s")
+    figures = [
+        Figure(f"backlog: {name}", what, unit, values)
+        for name, drains in done.items()
+        for what, unit, values in (
+            ("first to last append in Kafka", "rows/s", [d.rate for d in drains]),
+            ("the same, warm", "rows/s", [d.warm for d in drains]),
+            ("start of the process to the first record", "s", [d.first for d in drains]),
+            ("CPU of the process", "s per 10⁶ rows", [d.cpu_per_million for d in drains]),
+            ("CPU of MySQL", "s per 10⁶ rows", [d.database_cpu_per_million for d in drains]),
+            ("largest resident size", "MiB", [d.peak_rss / _MIB for d in drains]),
+        )
+    ]
+    return figures + _ratios(done)
+
+
+def _ratios(done: dict[str, list[Drain]]) -> list[Figure]:
+    """Ours over theirs, within each turn; theirs at its best: warm, of defaults and tuned."""
+    best = [
+        max(defaults.warm, tuned.warm)
+        for defaults, tuned in zip(done["Debezium, defaults"], done["Debezium, tuned"], strict=True)
+    ]
+    once = [drain.rate for drain in done["Debezium, exactly once"]]
+    cpu = [drain.cpu_per_million for drain in done["Debezium, tuned"]]
+    rss = [drain.peak_rss for drain in done["Debezium, tuned"]]
+    figures = []
+    for mode in _MODES:
+        name = f"cdc-relay, {mode[0]}, mark={mode[1]}"
+        ours = done[name]
+        figures += [
+            Figure(f"ratio: {name}", what, "×", [a / b for a, b in zip(top, bottom, strict=True)])
+            for what, top, bottom in (
+                ("rate / Debezium's best warm rate", [d.rate for d in ours], best),
+                ("rate / Debezium's exactly once", [d.rate for d in ours], once),
+                ("Debezium's CPU (tuned) / ours", cpu, [d.cpu_per_million for d in ours]),
+                ("Debezium's memory (tuned) / ours", rss, [d.peak_rss for d in ours]),
+            )
+        ]
+    return figures
+
+
+def latency(place: Place, plan: Plan) -> list[Figure]:
+    """From COMMIT to a read_committed consumer at a steady pace, each warm; then what it costs to
+    be idle."""
+    figures = []
+    for name, make in (
+        ("cdc-relay, at_least_once, mark=none", lambda: _relay(place, "at_least_once", "none")),
+        ("cdc-relay, exactly_once, mark=update", lambda: _relay(place, "exactly_once", "update")),
+        ("Debezium, tuned", lambda: _debezium(place, "tuned")),
+        ("Debezium, defaults", lambda: _debezium(place, "defaults")),
+    ):
+        for rate in _PACES:
+            place.clear()
+            side = make()
+            place.create_topic(f"{side.name}.event.warm-up")
+            workload.load(place, "warm-up", _WARM_UP)
+            done = steady(place, side, rate, _STEADY_S)
+            figures += done.figures(f"latency: {name}", rate)
+            say(f"latency: {name}, {rate}/s: {done}")
+        figures += _idle(place, name, make())
+    return figures
+
+
+def _idle(place: Place, name: str, side: Relay | Debezium) -> list[Figure]:
+    with side.running():
+        time.sleep(10)
+        before = cpu_seconds(side.pid)
+        time.sleep(_IDLE_S)
+        share = (cpu_seconds(side.pid) - before) / _IDLE_S
+        memory = peak_rss(side.pid) / _MIB
+    say(f"idle: {name}: {share:.1%} of a core, {memory:.0f} MiB")
+    return [
+        Figure(f"idle: {name}", "CPU", "% of a core", [share * 100]),
+        Figure(f"idle: {name}", "largest resident size", "MiB", [memory]),
+    ]
+
+
+def _relay(place: Place, delivery: str, mark: str) -> Relay:
+    one = Relay(place, f"bench-{next(_numbers)}", delivery, mark)
+    one.prepare()
+    return one
+
+
+def _debezium(place: Place, variant: Variant) -> Debezium:
+    one = Debezium(place, f"peer-{next(_numbers)}", variant)
+    one.prepare()
+    return one
+
+
+SCENARIOS: Final[dict[str, Callable[[Place, Plan], list[Figure]]]] = {
+    "backlog": backlog,
+    "latency": latency,
+}
+
+
+if __name__ == "__main__":
+    dist.fetch()
+    versions = {"Debezium": dist.DEBEZIUM, "Kafka Connect": dist.CONNECT}
+    # So many rows that most are carried when Java's compiler is done.
+    sys.exit(run("python -m benchmarks.peers", versions, SCENARIOS, None, orders=433_000))
