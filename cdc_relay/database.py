@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 import pymysql
 from sqlalchemy import Connection, Engine, create_engine, event, exc
 from sqlalchemy.engine import URL
+from sqlalchemy.engine.default import DefaultDialect
 
 from cdc_relay.cloudevents import PayloadKind
 from cdc_relay.columns import Columns
@@ -34,6 +35,12 @@ _CONNECT_TIMEOUT_S: Final = 10
 # Long enough for a count over a large table; short enough that a dead link is noticed.
 _READ_TIMEOUT_S: Final = 120
 _LOCK_WAIT_S: Final = 5
+# From 2.0.43 on SQLAlchemy can leave out the rollback of a connection in autocommit.
+_NO_ROLLBACK: Final[dict[str, Any]] = (
+    {"skip_autocommit_rollback": True}
+    if "skip_autocommit_rollback" in signature(DefaultDialect.__init__).parameters
+    else {}
+)
 
 _T = TypeVar("_T")
 
@@ -91,8 +98,9 @@ def engine(settings: Settings) -> Engine:
         isolation_level="AUTOCOMMIT",
         pool_size=2,
         max_overflow=2,
-        # Nothing to roll back in autocommit: one round trip less for each batch of marks.
+        # Nothing to roll back in autocommit: two round trips less for each batch of marks.
         pool_reset_on_return=None,
+        **_NO_ROLLBACK,
     )
     event.listen(made, "connect", _prepare_session)
 

@@ -145,6 +145,8 @@ class Relay:
                 # A pass that looks from now on leaves the table to the sweep, or to the polls.
                 record = replace(start, time=time.time()).record(self._settings.name)
                 self._sink.deliver([], record, self._going_on)
+            else:
+                reader = self._begin_to_read()  # what follows does not keep it waiting
             self._heal(start)
             self._fence_pass()
             self._marker.start()
@@ -158,8 +160,7 @@ class Relay:
                 self._poll(once=until is not None)
                 orderly = True
                 return
-            reader = threading.Thread(target=self._read, name="reader", daemon=True)
-            reader.start()
+            reader = reader or self._begin_to_read()
             self._loop(until)
             orderly = True
         except CheckpointTopicGoneError:
@@ -178,6 +179,11 @@ class Relay:
                 reader.join(timeout=5)
 
     # --- the reader's thread ---------------------------------------------------------------------
+
+    def _begin_to_read(self) -> threading.Thread:
+        reader = threading.Thread(target=self._read, name="reader", daemon=True)
+        reader.start()
+        return reader
 
     def _read(self) -> None:
         reading = self._vitals.reading

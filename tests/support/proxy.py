@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from typing import Self
 
 _CHUNK = 64 * 1024
@@ -33,6 +34,8 @@ class Proxy:
         """Connections so far."""
         self.delay = 0.0
         """Seconds by which every piece of data comes later."""
+        self.watch: Callable[[], Callable[[bytes], None]] | None = None
+        """Makes what looks at the data that a client sends, one for each connection."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -102,8 +105,11 @@ class Proxy:
                 pump.start()
 
     def _pump(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+        look = self.watch() if self.watch is not None and not answers else None
         with contextlib.suppress(OSError):
             while data := source.recv(_CHUNK):
+                if look is not None:
+                    look(data)
                 if self.delay:
                     time.sleep(self.delay)
                 if not (source in self._dumb or (answers and self._losing)):
