@@ -70,10 +70,11 @@ def _fill(place: Place, rows: int, aggregates: int) -> None:
         connection.cursor() as cursor,
     ):
         for begin in range(0, rows, _TRANSACTION):
+            n = f"({begin} + n)"
             cursor.execute(
                 "INSERT INTO outbox_event"
                 " (event_id, aggregate_type, aggregate_id, event_type, payload)"
-                f" SELECT UUID(), 'order', CONCAT('k', ({begin} + n) % {aggregates}), 'PLACED',"
-                f" JSON_OBJECT('n', {begin} + n, 'note', REPEAT('x', 200), 'paid', TRUE)"
+                f" SELECT LPAD({n}, 36, '0'), 'order', CONCAT('k', {n} % {aggregates}), 'PLACED',"
+                f" JSON_OBJECT('n', {n}, 'note', REPEAT('x', 200), 'paid', TRUE)"
                 f" FROM digits WHERE n < {min(_TRANSACTION, rows - begin)}"
             )
