@@ -28,10 +28,8 @@ _MIB: Final = 2**20
 # Number of the first order of a second load: above those of the first.
 _FAR: Final = 1_000_000_000
 # Orders a second of the steady load, and for how long.
-_PACES: Final = (200, 1000)
+_PACES: Final = (200, 1000, 2000)
 _STEADY_S: Final = 15.0
-# Their square is the million of one transaction.
-_SEED_ROWS: Final = 1000
 
 _OURS: Final[tuple[Reader, ...]] = ("ours-python", "ours")
 # The marks come last: the others would read them.
@@ -170,13 +168,8 @@ def large(place: Place, plan: Plan) -> list[Figure]:
         figures.append(Figure("memory", name, "MiB", [peak]))
 
     one = _ready(place, "exactly_once", "none")
-    _load(place, "orders", _SEED_ROWS)
-    place.sql(
-        "INSERT INTO outbox_event (event_id, aggregate_type, aggregate_id, event_type, payload)"
-        " SELECT UUID(), one.aggregate_type, one.aggregate_id, one.event_type, one.payload"
-        " FROM outbox_event AS one CROSS JOIN outbox_event AS other"
-    )
-    measure(one, f"{_SEED_ROWS**2:,} rows in one transaction")
+    rows = workload.one_transaction(place)
+    measure(one, f"{rows:,} rows in one transaction")
     one = _ready(place, "exactly_once", "none")
     count = 10**7 // workload.UNRELATED_EVENTS
     _load(place, "unrelated", count)

@@ -24,6 +24,9 @@ PROCESSES: Final = 4
 _PACKET: Final = 100
 """Transactions in one packet."""
 
+# Their square is the million of one transaction.
+_SEED_ROWS: Final = 1000
+
 ORDER_EVENTS: Final = 7
 """Binlog events of one order: GTID, BEGIN, table map and row of each table, XID."""
 UNRELATED_EVENTS: Final = 7
@@ -66,6 +69,20 @@ def load(place: Place, workload: str, count: int, *, first: int = 1) -> float:
     return time.monotonic() - start
 
 
+def one_transaction(place: Place) -> int:
+    """A million orders in one transaction, made of a thousand that are committed before; returns
+    how many rows there are in all."""
+    load(place, "orders", _SEED_ROWS)
+    with place.loading():
+        place.sql(
+            "INSERT INTO outbox_event"
+            " (event_id, aggregate_type, aggregate_id, event_type, payload)"
+            " SELECT UUID(), one.aggregate_type, one.aggregate_id, one.event_type, one.payload"
+            " FROM outbox_event AS one CROSS JOIN outbox_event AS other"
+        )
+    return _SEED_ROWS + _SEED_ROWS**2
+
+
 def order(number: int, dice: random.Random) -> str:
     """The statements of one order and its event."""
     customer = dice.randrange(100_000)
@@ -85,6 +102,14 @@ def order(number: int, dice: random.Random) -> str:
         f" VALUES ({number}, {customer}, {total}, 'placed');"
         f"{_OUTBOX.format(_uuid7(dice), number, payload)};COMMIT"
     )
+
+
+def sized(number: int, dice: random.Random) -> str:
+    """One event of 100 bytes to 100 kB, small ones as common as large ones; half of it random."""
+    size = int(100 * 1000 ** dice.random())
+    note = dice.randbytes(max(size - 40, 2) // 4).hex() + "x" * (size // 2)
+    payload = f'{{"id": {number}, "note": "{note}"}}'
+    return f"{_OUTBOX.format(_uuid7(dice), number, payload)};COMMIT"
 
 
 def unrelated(number: int, _dice: random.Random) -> str:
@@ -111,6 +136,7 @@ _WORKLOADS: Final[dict[str, Callable[[int, random.Random], str]]] = {
     "orders": order,
     "unrelated": unrelated,
     "mixed": mixed,
+    "sized": sized,
     # Orders that go to a topic of their own.
     "warm-up": lambda number, dice: order(number, dice).replace("'order'", "'warm-up'"),
 }

@@ -23,7 +23,7 @@ _MIB: Final = 2**20
 _VARIANTS: Final[tuple[Variant, ...]] = ("defaults", "tuned", "exactly once")
 # The marks come last: the others would read them.
 _MODES: Final = (("at_least_once", "none"), ("exactly_once", "none"), ("exactly_once", "update"))
-_PACES: Final = (200, 1000)
+_PACES: Final = (200, 1000, 2000)
 _STEADY_S: Final = 20.0
 # Rows that a peer carries before its latency is taken: its compiler is done by then.
 _WARM_UP: Final = 120_000
@@ -33,7 +33,38 @@ _numbers = itertools.count(1)
 
 
 def backlog(place: Place, plan: Plan) -> list[Figure]:
-    """What is committed, carried to Kafka by each, one after the other."""
+    """Single orders, each a transaction."""
+    return _carried(place, plan, "backlog", plan.orders, _transactions("orders"))
+
+
+def beside(place: Place, plan: Plan) -> list[Figure]:
+    """Nine row events of other tables for each of ours."""
+    return _carried(place, plan, "beside", max(plan.orders // 10, 1), _transactions("mixed"))
+
+
+def sizes(place: Place, plan: Plan) -> list[Figure]:
+    """Events of 100 bytes to 100 kB."""
+    return _carried(place, plan, "sizes", max(plan.orders // 20, 1), _transactions("sized"))
+
+
+def large(place: Place, plan: Plan) -> list[Figure]:
+    """One transaction of a million rows."""
+    return _carried(place, plan, "large", 0, lambda place, _: workload.one_transaction(place))
+
+
+def _transactions(workload_name: str) -> Callable[[Place, int], int]:
+    def fill(place: Place, rows: int) -> int:
+        seconds = workload.load(place, workload_name, rows)
+        say(f"loaded {rows} transactions ({workload_name}), {rows / seconds:,.0f} a second")
+        return rows
+
+    return fill
+
+
+def _carried(
+    place: Place, plan: Plan, scenario: str, rows: int, fill: Callable[[Place, int], int]
+) -> list[Figure]:
+    """What ``fill`` commits, carried to Kafka by each, one after the other."""
     done: dict[str, list[Drain]] = {}
     for turn in range(plan.runs):
         place.clear()
@@ -41,14 +72,13 @@ def backlog(place: Place, plan: Plan) -> list[Figure]:
             **{f"Debezium, {variant}": _debezium(place, variant) for variant in _VARIANTS},
             **{f"cdc-relay, {mode[0]}, mark={mode[1]}": _relay(place, *mode) for mode in _MODES},
         }
-        seconds = workload.load(place, "orders", plan.orders)
-        say(f"loaded {plan.orders} transactions, {plan.orders / seconds:,.0f} a second")
+        count = fill(place, rows)
         for name, side in sides.items():
-            drain = side.drain(plan.orders)
+            drain = side.drain(count)
             done.setdefault(name, []).append(drain)
-            say(f"backlog {turn + 1}/{plan.runs}: {name} {drain.rate:,.0f} rows/s")
+            say(f"{scenario} {turn + 1}/{plan.runs}: {name} {drain.rate:,.0f} rows/s")
     figures = [
-        Figure(f"backlog: {name}", what, unit, values)
+        Figure(f"{scenario}: {name}", what, unit, values)
         for name, drains in done.items()
         for what, unit, values in (
             ("first to last append in Kafka", "rows/s", [d.rate for d in drains]),
@@ -59,10 +89,10 @@ def backlog(place: Place, plan: Plan) -> list[Figure]:
             ("largest resident size", "MiB", [d.peak_rss / _MIB for d in drains]),
         )
     ]
-    return figures + _ratios(done)
+    return figures + _ratios(scenario, done)
 
 
-def _ratios(done: dict[str, list[Drain]]) -> list[Figure]:
+def _ratios(scenario: str, done: dict[str, list[Drain]]) -> list[Figure]:
     """Ours over theirs, within each turn; theirs at its best: warm, of defaults and tuned."""
     best = [
         max(defaults.warm, tuned.warm)
@@ -76,7 +106,12 @@ def _ratios(done: dict[str, list[Drain]]) -> list[Figure]:
         name = f"cdc-relay, {mode[0]}, mark={mode[1]}"
         ours = done[name]
         figures += [
-            Figure(f"ratio: {name}", what, "×", [a / b for a, b in zip(top, bottom, strict=True)])
+            Figure(
+                f"{scenario}, ratio: {name}",
+                what,
+                "×",
+                [a / b for a, b in zip(top, bottom, strict=True)],
+            )
             for what, top, bottom in (
                 ("rate / Debezium's best warm rate", [d.rate for d in ours], best),
                 ("rate / Debezium's exactly once", [d.rate for d in ours], once),
@@ -138,11 +173,23 @@ def _debezium(place: Place, variant: Variant) -> Debezium:
 SCENARIOS: Final[dict[str, Callable[[Place, Plan], list[Figure]]]] = {
     "backlog": backlog,
     "latency": latency,
+    "beside": beside,
+    "sizes": sizes,
+    "large": large,
 }
 
 
 if __name__ == "__main__":
     dist.fetch()
     versions = {"Debezium": dist.DEBEZIUM, "Kafka Connect": dist.CONNECT}
-    # So many rows that most are carried when Java's compiler is done.
-    sys.exit(run("python -m benchmarks.peers", versions, SCENARIOS, None, orders=433_000))
+    sys.exit(
+        run(
+            "python -m benchmarks.peers",
+            versions,
+            SCENARIOS,
+            None,
+            # So many that most are carried when Java's compiler is done.
+            orders=433_000,
+            when_named=("beside", "sizes", "large"),
+        )
+    )
