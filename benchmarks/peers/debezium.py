@@ -90,6 +90,12 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+_FIRST_ROW: Final = (
+    "INSERT INTO outbox_event (event_id, aggregate_type, aggregate_id, event_type, payload)"
+    " VALUES (UUID(), 'first', 'first', 'FIRST', '{}')"
+)
+
+
 @dataclass
 class Debezium:
     """A connector by name; its offsets stay where Connect keeps them between two runs."""
@@ -120,14 +126,12 @@ class Debezium:
             if self._distributed:
                 self._configure()
             self._wait_running()
-            self.place.sql(
-                "INSERT INTO outbox_event (event_id, aggregate_type, aggregate_id, event_type,"
-                " payload) VALUES (UUID(), 'first', 'first', 'FIRST', '{}')"
-            )
             deadline = time.monotonic() + 120
             while self.place.records(self._first_topic) == 0:
                 self._check(deadline)
-                time.sleep(_POLL_S)
+                # A row that is written before the connector has noted its position is not carried.
+                self.place.sql(_FIRST_ROW)
+                time.sleep(1)
 
     def drain(self, rows: int) -> Drain:
         """Carry a backlog of so many rows. Raises ``RuntimeError`` unless each of them, and

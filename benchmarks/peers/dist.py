@@ -23,7 +23,8 @@ _DEPENDENCIES: Final = (
         )
     ),
     ("io.debezium", "debezium-connector-mysql", DEBEZIUM),
-    ("org.slf4j", "slf4j-simple", "2.0.17"),
+    # As old as the interface that Connect 4 is written against.
+    ("org.slf4j", "slf4j-simple", "1.7.36"),
 )
 
 
