@@ -34,6 +34,8 @@ _MOST_REASONS: Final = 20
 _QUIET_S: Final = 60.0
 _GATHER_S: Final = 1.0
 _CLOSE_S: Final = 5.0
+# A target that fails after so long hangs: it is left out of the rest of a round.
+_HANGS_S: Final = 1.0
 
 _DINGTALK_URL: Final = re.compile(
     r"https://oapi\.dingtalk\.com/robot/send\?access_token=([A-Za-z0-9]+)"
@@ -94,8 +96,9 @@ class Alerts:
     def send(self, *, everything: bool = True) -> None:
         """Send a digest for each reason that has new dead rows; unless ``everything``, only where
         the last one of that reason is a minute old. What no target has taken is kept for the next
-        time. Never raises."""
+        time. A target that hangs is waited for once. Never raises."""
         now = time.monotonic()
+        hanging: set[_Target] = set()
         with self._lock:
             due = {
                 kind: digest
@@ -105,7 +108,7 @@ class Alerts:
             for kind, digest in due.items():
                 self._digests[kind] = _Digest(digest.reason, sent_at=now)
         for kind, digest in due.items():
-            if not self._notify(*self._text(digest)):
+            if not self._notify(*self._text(digest), hanging):
                 with self._lock:
                     newer = self._digests[kind]
                     newer.count += digest.count
@@ -126,13 +129,15 @@ class Alerts:
             self._thread = threading.Thread(target=self._run, name="alerts", daemon=True)
             self._thread.start()
 
-    def close(self) -> None:
-        """Send what is left, and return after some seconds at the latest."""
+    def close(self, timeout: float = _CLOSE_S) -> None:
+        """Send what is left, and return after ``timeout`` seconds at the latest."""
+        if self._thread is None and self._digests:
+            self.start()
         if self._thread is not None:
             self._closing.set()
-            self._thread.join(_CLOSE_S)
-        else:
-            self.send()
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                log.warning("alert not delivered", reason=f"no target took it in {timeout:g} s")
 
     def _run(self) -> None:
         while not self._closing.wait(_GATHER_S):
@@ -148,14 +153,20 @@ class Alerts:
         lines += ["", "Mend the cause, then: cdc-relay dead list, cdc-relay dead retry"]
         return f"cdc-relay {self._about}: {rows} dead", "\n".join(lines)
 
-    def _notify(self, title: str, body: str) -> bool:
-        """Whether at least one target has taken it."""
+    def _notify(self, title: str, body: str, hanging: set[_Target]) -> bool:
+        """Whether at least one target has taken it. Those that are ``hanging`` are not asked, and
+        those that prove to be are added."""
         taken = False
         for target in self._targets:
+            if target in hanging:
+                continue
+            began = time.monotonic()
             failure = target.notify(title, body)
             taken |= failure is None
             if failure is not None:
                 log.warning("alert not delivered", target=target.name, reason=failure)
+                if time.monotonic() - began > _HANGS_S:
+                    hanging.add(target)
         return taken
 
 

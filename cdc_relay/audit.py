@@ -255,7 +255,8 @@ class Audit:
 def name_samples(report: Report, store: Store) -> None:
     """Add event id, aggregate and event type to the samples that have a row."""
     wanted = [one for kind in report.samples.values() for one in kind if one.get("id")]
-    found = {event.id: event for event, _ in store.rows([one["id"] for one in wanted])}
+    parts = store.rows([one["id"] for one in wanted])
+    found = {event.id: event for part in parts for event, _ in part}
     for sample in wanted:
         event = found.get(sample["id"])
         if event is not None:

@@ -261,6 +261,22 @@ def connected(pool: Engine) -> Iterator[Connection]:
         yield connection
 
 
+@contextmanager
+def streamed(connection: Connection, sql: str) -> Iterator[Iterator[Any]]:
+    """Give the rows of a SELECT one by one as they come in, so that who reads them decides how
+    many he holds. What the body leaves unread is never read: ``connection`` is given up then."""
+    options = connection.execution_options(stream_results=True, max_row_buffer=1)
+    result = options.exec_driver_sql(sql, ())
+    unread: Any = getattr(result.cursor, "_result", None)
+    try:
+        yield iter(result)
+    finally:
+        if unread is not None and unread.unbuffered_active:
+            # Else PyMySQL would read all the rest before it lets go of it.
+            unread.unbuffered_active = False
+            connection.invalidate()
+
+
 def explain(error: Exception, url: URL) -> SourceError:
     """Return the error of the tree that says what ``error`` (of SQLAlchemy, of PyMySQL or of the
     socket) means for a user."""

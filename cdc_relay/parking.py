@@ -250,7 +250,8 @@ class Parking:
         blocked = {name for _, name in self._blocked(kind, key)}
         waits = self._due(aggregate, state, blocked, owed)
         if waits:
-            events = self._store.events(waits)  # those that are still pending
+            # Those that are still pending; what does not fit into memory comes at the next turn.
+            events, _ = self._store.events(waits)
             return [(pending.event, pending.retry_count) for pending in events] or None
         if key is not None:
             return None if blocked else []
@@ -312,7 +313,7 @@ class Parking:
             if due or (key is not None and blocked):
                 break
         if due:
-            events = self._store.events(due)
+            events, _ = self._store.events(due)
             return [(pending.event, pending.retry_count) for pending in events] or None
         if not state.held:
             return []

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
+from itertools import chain
 from typing import Final, Protocol, TypeVar
 
 import structlog
@@ -127,7 +128,6 @@ class Relay:
         self.counters = vitals.counters
         self._end_pass = fence_pass
         self._polling = settings.source == "polling"
-        self._walk_rows = 200  # before anything is known of their size
 
     def run(self, start: Checkpoint, until: Position | None = None) -> None:
         """Carry rows from ``start`` on until ``stopping``, or until everything up to ``until`` is
@@ -486,12 +486,15 @@ class Relay:
             self._keep_up()
             owed = self._marker.owed()
             ids = [row_id for row_id in ids if row_id not in owed]
-            while ids:
+            rest: Sequence[int] = ids
+            while rest:
                 self._keep_up()
                 if self._stopping.is_set():
                     raise StopAskedError
-                part, ids = ids[: self._walk_rows], ids[self._walk_rows :]
-                self._send_pending(self._patiently(lambda p=part: self._store.events(p)))  # type: ignore[misc]
+                batch, rest = self._patiently(
+                    lambda r=rest: self._store.events(r, _GROUP_ROWS)  # type: ignore[misc]
+                )
+                self._send_pending(batch)
                 scan.closed.update(self._parking.closed())
         for kind, key in scan.closed - set(self._parking.closed()):
             self._parking.close(kind, key)
@@ -499,13 +502,9 @@ class Relay:
 
     def _send_pending(self, batch: list[PendingEvent]) -> None:
         """Send rows that were read from the table, and wait where too many marks are owed."""
-        size = 0
         for event, tries in batch:
-            size += 200 + len(event.payload or b"") + len(event.headers or b"")
             if tries:
                 self._parking.tries[event.id] = tries
-        if batch:
-            self._walk_rows = max(1, min(_GROUP_ROWS, _GROUP_BYTES * len(batch) // size))
         items = self._route(pending.event for pending in batch)
         self._deliver(items, None)
         self.counters.swept += len(items)
@@ -567,13 +566,11 @@ class Relay:
 
     def _look_up(self, ids: list[int]) -> dict[int, tuple[str, int]]:
         """Event id and status by id, of the rows that are there."""
-        found = self._store.rows(ids)
-        there = {event.id: (event.event_id, status) for event, status in found}
+        there = self._store.states(ids)
         missing = [row_id for row_id in ids if row_id not in there]
         if missing and self._marks:
             self._store.settle(missing)
-            for event, status in self._store.rows(missing):
-                there[event.id] = (event.event_id, status)
+            there |= self._store.states(missing)
         return there
 
     def _is_wanted(
@@ -598,7 +595,9 @@ class Relay:
             last = time.monotonic() > deadline and not self._patiently(
                 lambda ids=missing: self._store.still_unseen(ids)  # type: ignore[misc]
             )
-            rows = self._patiently(lambda ids=missing: self._store.rows(ids))  # type: ignore[misc]
+            rows = self._patiently(
+                lambda ids=missing: list(chain(*self._store.rows(ids)))  # type: ignore[misc]
+            )
             found.update({event.id: event for event, status in rows if status == PENDING})
             there = {event.id for event, _ in rows}
             missing = [row_id for row_id in missing if row_id not in there]

@@ -9,6 +9,7 @@ from typing import Final
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, UnroutableError
 from cdc_relay.kafka.sink import IdempotentSink
+from cdc_relay.outbox import OutboxEvent
 from cdc_relay.router import Record, Router
 from cdc_relay.store import Store
 
@@ -32,16 +33,18 @@ def resend(
     try:
         remaining = iter(ids)
         while batch := list(islice(remaining, _BATCH)):
-            sent += _send(sink, _records(store, router, batch), settings.send_timeout)
+            for rows in store.rows(batch):
+                records = _records(router, [event for event, _ in rows])
+                sent += _send(sink, records, settings.send_timeout)
             progress(sent)
     finally:
         sink.close(1)
     return sent
 
 
-def _records(store: Store, router: Router, ids: Sequence[int]) -> list[Record]:
+def _records(router: Router, events: Sequence[OutboxEvent]) -> list[Record]:
     records = []
-    for event, _ in store.rows(ids):
+    for event in events:
         try:
             records.append(router.route(event))
         except UnroutableError as error:

@@ -226,7 +226,14 @@ class Routing:
         place = self._place(setting, name)
         if isinstance(place, str):
             field: Callable[[Any], object] = itemgetter(OutboxEvent._fields.index(place))
-            return lambda event, _match: str(field(event))
+
+            def ours(event: OutboxEvent, _match: object) -> str:
+                value = str(field(event))
+                if not value:
+                    raise UnroutableError(f"{name} is empty, and the topic is made of it")
+                return value
+
+            return ours
 
         def text(event: OutboxEvent, _match: object) -> str:
             value = event.extra[place]

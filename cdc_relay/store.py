@@ -8,13 +8,14 @@ clock, in UTC. Errors are ``SourceError`` and ``SourceUnavailableError``, one li
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from sqlalchemy import Engine
 
-from cdc_relay.database import TableShape, connected, database_errors, retry_locked
+from cdc_relay.database import TableShape, connected, database_errors, retry_locked, streamed
 from cdc_relay.outbox import DEAD, PENDING, SENT, OutboxEvent
 from cdc_relay.position import Position
 from cdc_relay.server import current_position
@@ -24,6 +25,13 @@ RETRY_LADDER_S: Final = (1, 5, 30, 120, 900, 3600, 21600)
 
 # One UPDATE of this many rows is about 250 kB of SQL, far below any max_allowed_packet.
 _MARK_ROWS: Final = 5000
+
+# What one read of whole rows aims at; twice as much ends it. A single row may be larger.
+_READ_BYTES: Final = 8 * 1024 * 1024
+# Rows of a read before anything is known of their size.
+_FIRST_ROWS: Final = 100
+# What a row costs beside payload and headers.
+_ROW_BYTES: Final = 200
 
 _REASON_CHARACTERS: Final = 512
 _HIGHEST_ID: Final = 2**64 - 1
@@ -153,6 +161,7 @@ class Store:
         self._on_dead = on_dead
         self._mark = mark
         self._tell = tell
+        self._rows_at_once = _FIRST_ROWS
         sent_at = ", sent_at = UTC_TIMESTAMP(6)" if "sent_at" in shape.columns else ""
         # Driven by the primary key whatever the optimizer's statistics say: rows are locked in
         # id order, the same in every session, so two of them wait instead of deadlocking.
@@ -240,26 +249,45 @@ class Store:
         most, without what makes rows large."""
         rows = self._read(self._scan_sql(older_than_s, limit, after_id, last_id))
         return [
-            ScannedRow(row[0], (row[1], row[2]), bool(row[3]), bool(row[4]), row[5] > 0)
+            ScannedRow(row[0], _aggregate(row[1:3]), bool(row[3]), bool(row[4]), row[5] > 0)
             for row in rows
         ]
 
-    def events(self, ids: Sequence[int]) -> list[PendingEvent]:
-        """Return the rows of ``ids`` that are still pending, in id order, with payload and
-        headers byte for byte as the server's SELECT gives them on a utf8mb4 connection."""
-        return [
-            PendingEvent(event, tries)
-            for event, tries, status in self._events(ids)
-            if status == PENDING
+    def events(
+        self, ids: Sequence[int], most: int = _MARK_ROWS
+    ) -> tuple[list[PendingEvent], Sequence[int]]:
+        """Return the first of the rows of ``ids`` (ascending) that are still pending, ``most`` or
+        about 8 MiB of them at most, in id order, and the ids behind them, which the caller asks for
+        next. Payload and headers are byte for byte what the server's SELECT gives on a utf8mb4
+        connection."""
+        found, rest = self._events(ids, most)
+        pending = [
+            PendingEvent(event, tries) for event, tries, status in found if status == PENDING
         ]
+        return pending, rest
 
     def find(self, row_id: int) -> OutboxEvent | None:
         """Return the row with this id, whatever its status; None where there is none."""
-        return next((event for event, _ in self.rows([row_id])), None)
+        return next((event for part in self.rows([row_id]) for event, _ in part), None)
 
-    def rows(self, ids: Sequence[int]) -> list[tuple[OutboxEvent, int]]:
-        """Return the rows of ``ids`` that exist, in id order, each with its status."""
-        return [(event, status) for event, _, status in self._events(ids)]
+    def rows(self, ids: Sequence[int]) -> Iterator[list[tuple[OutboxEvent, int]]]:
+        """Yield the rows of ``ids`` that exist, in id order, each with its status, in parts of
+        about 8 MiB at most. Nothing is open between two parts."""
+        rest: Sequence[int] = sorted(ids)
+        while rest:
+            found, rest = self._events(rest, _MARK_ROWS)
+            if found:
+                yield [(event, status) for event, _, status in found]
+
+    def states(self, ids: Sequence[int]) -> dict[int, tuple[str, int]]:
+        """Return event id and status, by id, of the rows of ``ids`` that exist."""
+        found: dict[int, tuple[str, int]] = {}
+        for start in range(0, len(ids), _MARK_ROWS):
+            part = ",".join([str(int(row_id)) for row_id in ids[start : start + _MARK_ROWS]])
+            sql = f"SELECT id, event_id, status FROM {self._table} WHERE id IN ({part})"
+            for row_id, event_id, status in self._read(sql):
+                found[row_id] = (event_id or "", int(status))
+        return found
 
     def keys(self, since_us: int, until_us: int, limit: int) -> Iterator[list[Any]]:
         """Yield (id, event_id, aggregate_type, aggregate_id, event_type, status, and the extra
@@ -339,7 +367,7 @@ class Store:
                 break
             first, after_id = after_id, int(written[-1][0])
             seen = {row.id for row in self.scan_rows(0, _MARK_ROWS, first, after_id)}
-            there = {row[0]: (row[1], row[2]) for row in written if row[0] not in seen}
+            there = {row[0]: _aggregate(row[1:3]) for row in written if row[0] not in seen}
             found += [(row_id, there[row_id]) for row_id in self.still_unseen(sorted(there))]
         return found[:most]
 
@@ -366,36 +394,44 @@ class Store:
             part = ",".join([str(int(row_id)) for row_id in ids[start : start + _MARK_ROWS]])
             self._read(f"SELECT id FROM {self._table} WHERE id IN ({part}) LOCK IN SHARE MODE")
 
-    def _events(self, ids: Sequence[int]) -> list[tuple[OutboxEvent, int, int]]:
-        """(event, retry_count, status) of the rows of ``ids`` that exist, in id order."""
-        if not ids:
-            return []
+    def _events(
+        self, ids: Sequence[int], most: int
+    ) -> tuple[list[tuple[OutboxEvent, int, int]], Sequence[int]]:
+        """(event, retry_count, status) of the first rows of ``ids`` that exist, and the ids behind
+        them.
+
+        Nothing tells beforehand how large rows are, so they are read one by one, and as many as
+        the sizes seen last allow; where they turn out to be much larger, the rest is not read.
+        """
+        part = ids[: min(most, self._rows_at_once)]
+        if not part:
+            return [], part
         headers = "headers" if "headers" in self._shape.columns else "NULL"
         sql = (
             "SELECT id, event_id, aggregate_type, aggregate_id, event_type, payload,"
             # Computed by the server: a zero date has no Python value, and gives NULL here.
             f" {headers}, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at), retry_count, status"
             f"{self._shape.extra_sql} FROM {self._table}"
-            f" WHERE id IN ({','.join([str(int(row_id)) for row_id in ids])}) ORDER BY id"
+            f" WHERE id IN ({','.join([str(int(row_id)) for row_id in part])}) ORDER BY id"
         )
-        return [
-            (
+        found: list[tuple[OutboxEvent, int, int]] = []
+        size = 0
+        rest = ids[len(part) :]
+        with connected(self._engine) as connection, streamed(connection, self._sql(sql)) as rows:
+            for row in rows:
                 # NULL in a column of an existing table reads as empty: the router judges it.
-                OutboxEvent._make(
-                    (
-                        row[0],
-                        *[name or "" for name in row[1:5]],
-                        _bytes(row[5]),
-                        _bytes(row[6]),
-                        row[7],
-                        tuple([_bytes(value) for value in row[10:]]),
-                    )
-                ),
-                int(row[8]),
-                int(row[9]),
-            )
-            for row in self._read(sql)
-        ]
+                names = [name or "" for name in row[1:5]]
+                payload, also = _bytes(row[5]), _bytes(row[6])
+                extra = tuple([_bytes(value) for value in row[10:]])
+                event = OutboxEvent._make((row[0], *names, payload, also, row[7], extra))
+                found.append((event, int(row[8]), int(row[9])))
+                size += _ROW_BYTES + sum([len(value or b"") for value in (payload, also, *extra)])
+                if size > 2 * _READ_BYTES:
+                    rest = ids[bisect_right(ids, event.id) :]
+                    break
+        if found:
+            self._rows_at_once = max(1, _READ_BYTES * len(found) // size)
+        return found, rest
 
     def record_failure(self, event: OutboxEvent, retry_count: int, reason: str) -> Failure:
         """Count a failure of ``event``, whose row had ``retry_count`` failures when it was read.
@@ -416,7 +452,8 @@ class Store:
             parameters = (self._fitting(reason), event.event_id)
         sql = (
             f"UPDATE {self._table} SET {', '.join(changes)}, updated_at = UTC_TIMESTAMP(6)"
-            f" WHERE id = {int(event.id)} AND event_id = %s AND status = {PENDING}"
+            # An event id that is NULL was read as empty.
+            f" WHERE id = {int(event.id)} AND COALESCE(event_id, '') = %s AND status = {PENDING}"
             f" AND retry_count = {int(retry_count)}"
         )
         if self._update(sql, parameters) == 0:
@@ -430,18 +467,17 @@ class Store:
     ) -> list[WaitingRow]:
         """Return the first pending rows of an aggregate (of a whole type where ``aggregate_id`` is
         None) behind ``after_id``, in id order, without what makes rows large."""
-        condition = "" if aggregate_id is None else " AND aggregate_id = %s"
-        parameters = (aggregate_type,) if aggregate_id is None else (aggregate_type, aggregate_id)
+        condition, parameters = _of(aggregate_type, aggregate_id)
         hint = self._shape.force_index("status", "aggregate_type", "aggregate_id")
         later = "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), next_retry_time)"
         found = self._read(
             f"SELECT id, event_id, aggregate_id, COALESCE({later}, 0) FROM {self._table}"
-            f"{hint} WHERE status = {PENDING} AND aggregate_type = %s{condition}"
+            f"{hint} WHERE status = {PENDING}{condition}"
             f" AND id > {int(after_id)} ORDER BY id LIMIT {int(limit)}",
             parameters,
         )
         return [
-            WaitingRow(row_id, event_id, key, max(0.0, int(microseconds) / 1e6))
+            WaitingRow(row_id, event_id or "", key or "", max(0.0, int(microseconds) / 1e6))
             for row_id, event_id, key, microseconds in found
         ]
 
@@ -453,7 +489,7 @@ class Store:
             f" WHERE id IN ({','.join([str(int(row_id)) for row_id in ids])}) ORDER BY id"
         )
         return [
-            HeldRow(row_id, key, int(status), max(0.0, int(microseconds) / 1e6))
+            HeldRow(row_id, key or "", int(status), max(0.0, int(microseconds) / 1e6))
             for row_id, key, status, microseconds in found
         ]
 
@@ -461,26 +497,22 @@ class Store:
         self, aggregate_type: str | None, aggregate_id: str | None, limit: int
     ) -> list[Aggregate]:
         """Return the aggregates that have a dead row: all, those of a type, or this one."""
-        conditions = {"aggregate_type": aggregate_type, "aggregate_id": aggregate_id}
-        given = {name: value for name, value in conditions.items() if value is not None}
-        where = "".join(f" AND {name} = %s" for name in given)
+        where, parameters = _of(aggregate_type, aggregate_id)
         found = self._read(
             f"SELECT DISTINCT aggregate_type, aggregate_id FROM {self._table}"
             f" WHERE status = {DEAD}{where} LIMIT {int(limit)}",
-            tuple(given.values()),
+            parameters,
         )
-        return [(kind, key) for kind, key in found]
+        return [_aggregate(row) for row in found]
 
     def has_pending(self, aggregate_type: str, aggregate_id: str) -> bool:
         """Whether a row of the aggregate is pending."""
         return self._has(PENDING, aggregate_type, aggregate_id)
 
     def _has(self, status: int, aggregate_type: str, aggregate_id: str) -> bool:
-        sql = (
-            f"SELECT 1 FROM {self._table} WHERE status = {status}"
-            " AND aggregate_type = %s AND aggregate_id = %s LIMIT 1"
-        )
-        return bool(self._read(sql, (aggregate_type, aggregate_id)))
+        where, parameters = _of(aggregate_type, aggregate_id)
+        sql = f"SELECT 1 FROM {self._table} WHERE status = {status}{where} LIMIT 1"
+        return bool(self._read(sql, parameters))
 
     def dead(
         self, limit: int, *, event_ids: Sequence[str] | None = None, payload: bool = False
@@ -530,7 +562,7 @@ class Store:
             f"SELECT DISTINCT aggregate_type, aggregate_id FROM {self._table}{hint}"
             f" WHERE {condition} LIMIT {int(limit)}"
         )
-        return [(str(kind), str(key)) for kind, key in self._read(sql)]
+        return [_aggregate(row) for row in self._read(sql)]
 
     def backlog(self) -> Backlog:
         """Count what is pending and dead. Reads those entries of the status index and one row, so
@@ -608,22 +640,33 @@ class Store:
     def _scan_sql(self, older_than_s: float, limit: int, after_id: int, last_id: int) -> str:
         young = "FALSE"
         if older_than_s > 0:
-            young = f"COALESCE(created_at > {_ago(older_than_s)}, FALSE)"
-        waits = "COALESCE(next_retry_time > UTC_TIMESTAMP(6), FALSE)"
-        if self._on_dead == "block":
-            by_aggregate = self._shape.force_index("status", "aggregate_type", "aggregate_id")
+            young = f"COALESCE(outbox.created_at > {_ago(older_than_s)}, FALSE)"
+        waits = "COALESCE(outbox.next_retry_time > UTC_TIMESTAMP(6), FALSE)"
+        dead = ""
+        by_aggregate = self._shape.force_index("status", "aggregate_type", "aggregate_id")
+        if self._on_dead == "block" and by_aggregate:
             waits += (
                 f" OR EXISTS (SELECT 1 FROM {self._table} AS dead{by_aggregate}"
                 f" WHERE dead.status = {DEAD} AND dead.aggregate_type = outbox.aggregate_type"
                 " AND dead.aggregate_id = outbox.aggregate_id AND dead.id < outbox.id)"
             )
+        elif self._on_dead == "block":
+            # Without that index the table would be walked for each row: once for all instead.
+            waits += " OR dead.id IS NOT NULL"
+            dead = (
+                " LEFT JOIN (SELECT aggregate_type, aggregate_id, MIN(id) AS id"
+                f" FROM {self._table} WHERE status = {DEAD} GROUP BY aggregate_type, aggregate_id)"
+                " AS dead ON dead.aggregate_type = outbox.aggregate_type"
+                " AND dead.aggregate_id = outbox.aggregate_id AND dead.id < outbox.id"
+            )
         by_retry = self._shape.force_index("status", "next_retry_time")
 
         def part(condition: str) -> str:
             return (
-                f"SELECT id, aggregate_type, aggregate_id, {young}, {waits}, retry_count"
-                f" FROM {self._table} AS outbox{by_retry} WHERE status = {PENDING}{condition}"
-                f" AND id > {after_id} AND id <= {last_id} ORDER BY id LIMIT {limit}"
+                f"SELECT outbox.id, outbox.aggregate_type, outbox.aggregate_id, {young}, {waits},"
+                f" outbox.retry_count FROM {self._table} AS outbox{by_retry}{dead}"
+                f" WHERE outbox.status = {PENDING}{condition} AND outbox.id > {after_id}"
+                f" AND outbox.id <= {last_id} ORDER BY outbox.id LIMIT {limit}"
             )
 
         if not self._shape.columns["next_retry_time"].nullable:
@@ -631,7 +674,8 @@ class Store:
             return part("")
         # Rows that never failed come out of (status, next_retry_time) in id order without a
         # sort; only the few that failed are sorted.
-        fresh, failed = (part(f" AND next_retry_time IS {null}") for null in ("NULL", "NOT NULL"))
+        due = " AND outbox.next_retry_time IS"
+        fresh, failed = part(f"{due} NULL"), part(f"{due} NOT NULL")
         return f"({fresh}) UNION ALL ({failed}) ORDER BY id LIMIT {limit}"
 
     def _fitting(self, reason: str) -> str:
@@ -687,9 +731,11 @@ class PendingScan:
 
     def __iter__(self) -> Iterator[list[PendingEvent]]:
         for ids in self.ids():
-            events = self._store.events(ids)
-            if events:
-                yield events
+            rest: Sequence[int] = ids
+            while rest:
+                events, rest = self._store.events(rest)
+                if events:
+                    yield events
 
     def ids(self) -> Iterator[list[int]]:
         """Iterate like this to get the ids only."""
@@ -731,6 +777,25 @@ class PendingScan:
 def _which(event_ids: Sequence[str] | None) -> tuple[str, tuple[object, ...]]:
     """A condition on event ids and its parameters; none where all rows are meant."""
     return ("", ()) if event_ids is None else (" AND event_id IN %s", (list(event_ids),))
+
+
+def _aggregate(names: Sequence[str | None]) -> Aggregate:
+    """An aggregate as it is read: NULL, which a column of an existing table may be, is empty."""
+    kind, key = names
+    return kind or "", key or ""
+
+
+def _of(aggregate_type: str | None, aggregate_id: str | None) -> tuple[str, tuple[object, ...]]:
+    """A condition on the rows of an aggregate and its parameters, the other way round; None for
+    any."""
+    where, parameters = "", list[object]()
+    for name, value in (("aggregate_type", aggregate_type), ("aggregate_id", aggregate_id)):
+        if value:
+            where += f" AND {name} = %s"
+            parameters.append(value)
+        elif value is not None:
+            where += f" AND ({name} = '' OR {name} IS NULL)"
+    return where, tuple(parameters)
 
 
 def _ago(seconds: float) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -34,11 +34,8 @@ from cdc_relay.vitals import Vitals
 from .coordination import Coordination
 
 _PROGRESS_S: Final = 5.0
-# Rows and bytes of one Kafka transaction under a backlog.
+# Rows of one Kafka transaction under a backlog.
 _ROUND_ROWS: Final = 4000
-_ROUND_BYTES: Final = 8 * 1024 * 1024
-# Rows that are read before anything is known of their size.
-_FIRST_ROWS: Final = 100
 # Sent rows whose marks may be outstanding; the record that names them is bounded as well.
 _MOST_OWED: Final = 20_000
 _MARKS_S: Final = 30.0
@@ -183,7 +180,6 @@ class Compensator:
 
     def _rounds(self, scan: PendingScan) -> Iterator[list[PendingEvent]]:
         """The events that are the pass's, in rounds."""
-        rows_at_once = _FIRST_ROWS
         for found in scan.ids():
             scan.limit = max(self._batch, min(scan.limit * 2, _ROUND_ROWS))
             owed = self._marker.owed() if self._marker is not None else {}
@@ -200,12 +196,10 @@ class Compensator:
                 log.warning("the relay is behind: rows are left to it", rows=left)
                 return
             self.summary.left_to_relay += len(ids) - len(mine)
-            while mine:
-                events = self._store.events(mine[:rows_at_once])
-                mine = mine[rows_at_once:]
+            rest: Sequence[int] = mine
+            while rest:
+                events, rest = self._store.events(rest, _ROUND_ROWS)
                 if events:
-                    size = sum(map(_size, events)) // len(events)
-                    rows_at_once = max(1, min(_ROUND_ROWS, _ROUND_BYTES // size))
                     yield events
 
     # --- sending ---------------------------------------------------------------------------------
@@ -334,7 +328,3 @@ class Compensator:
 
 def _aggregate(event: OutboxEvent) -> tuple[str, str]:
     return event.aggregate_type, event.aggregate_id
-
-
-def _size(pending: PendingEvent) -> int:
-    return 200 + len(pending.event.payload or b"") + len(pending.event.headers or b"")

@@ -32,6 +32,8 @@ _IDLE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 30.0
 # How long a pass waits for its turn: longer than the lease of one that is gone.
 _TURN_S: Final = 20.0
+# How long a pass waits for the targets of its alerts at its end.
+_ALERTS_S: Final = 30.0
 # How often a loop says that it is there.
 _RECORD_S: Final = 60.0
 
@@ -90,7 +92,7 @@ def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summa
     except CdcRelayError as error:
         summary.error, summary.exit_code = str(error), error.exit_code
     finally:
-        alerts.close()
+        alerts.close(_ALERTS_S)
         database.dispose()
         if spans is not None:
             spans.close()

@@ -121,6 +121,7 @@ class Run:
             "dead": self._rows["dead"],
             "partitions": [asdict(dropped) for dropped in self._partitions],
             "left": self._left,
+            "referenced": self.old.referenced,
             "batches": self._batches,
             "paused_s": round(self._pace.paused_s, 3),
             "seconds": round(self._took, 3),
@@ -130,6 +131,8 @@ class Run:
     def rest(self) -> str:
         """The end of the summary in words."""
         left = ", ".join(f"{count} {name}" for name, count in self._left.items())
+        if self.old.referenced:
+            left += f", {self.old.referenced} that another table refers to"
         stopped = ", stopped by a signal" if self.stop.is_set() else ""
         return f"of that age stay {left}; {self._batches} batches in {self._took:.1f} s{stopped}"
 

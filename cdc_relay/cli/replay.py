@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 
 import click
 
@@ -65,7 +66,7 @@ def command(
         if not chosen:
             raise ConfigError("no row of the table is chosen by these conditions")
         if dry_run and not as_json:
-            for event, _ in store.rows(chosen[:_SHOWN]):
+            for event, _ in chain(*store.rows(chosen[:_SHOWN])):
                 record = router.route(event)
                 click.echo(
                     f"{event.id} {event.event_id} {event.aggregate_type}/{event.aggregate_id} "

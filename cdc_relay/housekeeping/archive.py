@@ -20,6 +20,10 @@ log: Any = structlog.get_logger(__name__)
 
 DEFAULT_NAME: Final = "outbox_archive"
 _DUPLICATE: Final = 1062
+# Longer text is indexed by its beginning: two such columns fill InnoDB's 3,072 bytes of a key.
+_KEY_CHARACTERS: Final = 255
+
+_UNIQUE: Final = "uk_id_event_id"
 
 _COLUMNS_SQL: Final = (
     "SELECT COLUMN_NAME, COLUMN_TYPE, COALESCE(CHARACTER_SET_NAME, ''), IS_NULLABLE = 'YES',"
@@ -54,7 +58,7 @@ class Archive:
         outbox table's rows as they are, with the statement that mends it."""
         outbox = self._describe((self._shape.schema, self._shape.table))
         if not self._describe(self._place):
-            self._create([column.name for column in outbox])
+            self._create(outbox)
         there = {column.name.lower(): column for column in self._describe(self._place)}
         mend = [_mended(column, there.get(column.name.lower())) for column in outbox]
         changes = [change for change in mend if change]
@@ -77,7 +81,8 @@ class Archive:
         unique = self._read(_UNIQUE_SQL, self._place)
         # A row that was copied back into the outbox and sent once more replaces its older copy. A
         # unique key other than ours could make REPLACE delete another event's row.
-        self._verb = "REPLACE" if [tuple(row) for row in unique] == [("PRIMARY",)] else "INSERT"
+        ours_alone = [str(name) for (name,) in unique] in (["PRIMARY"], [_UNIQUE])
+        self._verb = "REPLACE" if ours_alone else "INSERT"
 
     def move(self, connection: Connection, where: str, parameters: tuple[object, ...]) -> int:
         """Move the rows that ``where`` names, within the open transaction; return how many."""
@@ -105,20 +110,33 @@ class Archive:
             )
         return deleted
 
-    def _create(self, columns: Sequence[str]) -> None:
+    def _create(self, columns: Sequence[_Column]) -> None:
         """One statement, so that a crash or a second run leaves no half-made table: CREATE …
         SELECT of no rows takes the columns with type and character set and drops AUTO_INCREMENT,
         generated columns' expressions, partitions and the outbox's own indexes."""
-        names = ", ".join(quote(name) for name in columns).replace("%", "%%")
+        names = ", ".join(quote(column.name) for column in columns).replace("%", "%%")
+        key = self._key_part
+        # A primary key would forbid the NULL that an existing table's event_id may be.
+        nullable = self._shape.columns["event_id"].nullable
+        unique = f"UNIQUE KEY {_UNIQUE}" if nullable else "PRIMARY KEY"
         with connected(self._pool) as connection:
             sql = self._shape.names.sql(
-                f"CREATE TABLE IF NOT EXISTS {self._quoted} (PRIMARY KEY (id, event_id),"
-                " KEY idx_event_id (event_id),"
-                " KEY idx_aggregate (aggregate_type, aggregate_id), KEY idx_created (created_at))"
+                f"CREATE TABLE IF NOT EXISTS {self._quoted} ({unique} (id, {key('event_id')}),"
+                f" KEY idx_event_id ({key('event_id')}), KEY idx_aggregate"
+                f" ({key('aggregate_type')}, {key('aggregate_id')}), KEY idx_created (created_at))"
                 f" ENGINE = InnoDB SELECT {names} FROM {self._shape.quoted} LIMIT 0"
             )
             connection.exec_driver_sql(sql, ())
         log.info("archive table created", table=self.name)
+
+    def _key_part(self, name: str) -> str:
+        """A text column in an index."""
+        column = self._shape.columns[name]
+        if column.data_type in ("char", "varchar") and column.characters <= _KEY_CHARACTERS:
+            return name
+        # Of a TEXT the server tells the bytes, four of which may be one character.
+        most = column.characters if column.data_type == "varchar" else column.characters // 4
+        return f"{name}({min(_KEY_CHARACTERS, most)})"
 
     def _describe(self, place: tuple[str, str]) -> list[_Column]:
         return [_Column(*row) for row in self._read(_COLUMNS_SQL, place)]

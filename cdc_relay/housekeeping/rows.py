@@ -15,12 +15,17 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 import structlog
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, exc
 
 from cdc_relay.database import TableShape, connected, database_errors, retry_locked
 from cdc_relay.outbox import DEAD, PENDING, SENT
 
 log: Any = structlog.get_logger(__name__)
+
+# Another table refers to the row (mysqld_error.h): with, and without the right to know which.
+_REFERENCED: Final = (1451, 1217)
+# Each costs a transaction of its own: more of them, and something else is wrong.
+_MOST_REFERENCED: Final = 1000
 
 STATUS_NAMES: Final = {PENDING: "pending", SENT: "sent", DEAD: "dead"}
 
@@ -54,6 +59,8 @@ class OldRows:
         self._pool = pool
         self._shape = shape
         self.statuses = (SENT, DEAD) if dead else (SENT,)
+        self.referenced = 0
+        """Rows that stay because another table refers to them (a foreign key)."""
         with connected(pool) as connection:
             [(self.cutoff,)] = connection.exec_driver_sql(
                 "SELECT DATE_FORMAT(UTC_TIMESTAMP(6) - INTERVAL %s MICROSECOND,"
@@ -78,13 +85,15 @@ class OldRows:
 
         ``take`` is called inside the transaction and returns how many rows it took; by default
         they are deleted. Ends when none is left, or when ``stop`` says so between two batches.
-        Rows that another session holds are passed over: two runs at once share the work.
+        Rows that another session holds are passed over: two runs at once share the work. So are
+        rows that another table refers to, up to a thousand of them; then the server's refusal is
+        raised.
         """
         take = take or self.delete
         for status in self.statuses:
             walk: _Walk = (_ByAge if self._hint else _ByKey)(self, self._shape, status, limit)
             while not stop():
-                batch = self._in_transaction(walk, status, take)
+                batch = self._next(walk, status, take)
                 if batch is None:
                     break
                 yield batch
@@ -121,25 +130,53 @@ class OldRows:
             names.insert(0, "sent_at")
         return f"COALESCE({', '.join(names)})"
 
-    def _in_transaction(self, walk: _Walk, status: int, take: Take) -> Batch | None:
-        def once() -> Batch | None:
+    def _next(self, walk: _Walk, status: int, take: Take) -> Batch | None:
+        with connected(self._pool) as connection:
+            seen = walk.look(connection)
+        if seen is None:
+            return None
+        batch = Batch(status)
+        with database_errors(self._pool.url):
+            self._take(batch, seen, take)
+        walk.advance()
+        return batch
+
+    def _take(self, batch: Batch, keys: list[int], take: Take) -> None:
+        """Take the rows of ``keys`` in one transaction, or, where one of them cannot go, in smaller
+        ones."""
+
+        def once() -> list[tuple[int, Any]]:
             with self._pool.connect() as connection:
                 connection.execution_options(isolation_level="READ COMMITTED")
                 with connection.begin():
-                    seen = walk.look(connection)
-                    if seen is None:
-                        return None
-                    batch = Batch(status)
-                    found = self._lock(connection, status, seen) if seen else []
-                    if found:
-                        batch.rows = take(connection, *self._named(status, found))
-            batch.days.update(_day(time) for _, time in found)
-            return batch
+                    found = self._lock(connection, batch.status, keys)
+                    taken = take(connection, *self._named(batch.status, found)) if found else 0
+            batch.rows += taken
+            return found
 
-        with database_errors(self._pool.url):
-            batch = retry_locked(once)
-        walk.advance()
-        return batch
+        if not keys:
+            return
+        try:
+            found = retry_locked(once)
+        except exc.DBAPIError as error:
+            if error.orig is None or error.orig.args[0] not in _REFERENCED:
+                raise
+            if len(keys) == 1:
+                self._refers(keys[0], error)
+            else:
+                self._take(batch, keys[: len(keys) // 2], take)
+                self._take(batch, keys[len(keys) // 2 :], take)
+        else:
+            batch.days.update(_day(time) for _, time in found)
+
+    def _refers(self, key: int, error: exc.DBAPIError) -> None:
+        if self.referenced >= _MOST_REFERENCED:
+            raise error
+        if not self.referenced:
+            log.warning(
+                "rows that another table refers to stay", first_id=key, reason=str(error.orig)
+            )
+        self.referenced += 1
 
     def _lock(self, connection: Connection, status: int, keys: list[int]) -> list[tuple[int, Any]]:
         """Lock those of the rows that may go and that nobody else holds; (id, created_at) of each.
@@ -166,8 +203,7 @@ class OldRows:
 
 
 class _Walk(Protocol):
-    """A way over the old rows of one status. ``look`` reads ahead, ``advance`` goes there: a
-    transaction that is tried again starts at the same place."""
+    """A way over the old rows of one status. ``look`` reads ahead, ``advance`` goes there."""
 
     def look(self, connection: Connection) -> list[int] | None:
         """Ids of the next rows, without locking one; None at the end."""

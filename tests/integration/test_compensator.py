@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -194,6 +195,37 @@ def test_a_table_with_only_the_required_columns(
     assert message.value == "naïve".encode()
     types = {"BLOB": b"application/octet-stream", "TEXT": b"text/plain; charset=utf-8"}
     assert message.headers["content-type"] == types[payload]
+
+
+@pytest.mark.parametrize("by", ["relay", "compensator"])
+def test_rows_whose_names_are_null_go_dead(
+    database: Database, kafka: str, tmp_path: Path, by: str
+) -> None:
+    """As existing tables allow it. They can never be sent; their aggregates wait, nobody else."""
+    from tests.integration.test_store import BARE, LEGACY_INSERT
+
+    database.sql(BARE)
+    with Harness(database, kafka, tmp_path, {"MAX_TRIES": "1"}, create=False) as shop:
+        shop.create_topic()
+        relay = shop.relay() if by == "relay" else None
+        for names in ((None, "order", "a"), ("e-2", None, "b"), ("e-3", "order", None)):
+            database.sql(LEGACY_INSERT, (*names, "T", "{}"))
+        database.sql(LEGACY_INSERT, ("e-4", "order", "a", "T", "{}"))  # behind the first
+        database.sql(LEGACY_INSERT, ("e-5", "order", "c", "T", "{}"))
+        dead = "SELECT COUNT(*) FROM outbox_event WHERE status = 2"
+        if relay is None:
+            shop.until(
+                lambda: shop.compensate()["exit_code"] == 6 and database.sql(dead)[0][0] == 3
+            )
+        else:
+            shop.until(lambda: database.sql(dead)[0][0] == 3)
+            shop.wait_sent(1)
+            assert relay.terminate() == 0, relay.text()
+        again = shop.run("start", "--until-current")
+        assert again.wait() == 0, again.text()
+        found = database.sql("SELECT status, retry_count FROM outbox_event ORDER BY id")
+        assert found == ((2, 2), (2, 2), (2, 2), (0, 0), (1, 0))
+        assert [message.event_id for message in shop.messages()] == ["e-5"]
 
 
 def test_a_large_backlog_drains_in_bounded_batches(mysql_shop: Harness) -> None:

@@ -22,7 +22,7 @@ from sqlalchemy.engine import make_url
 from cdc_relay.cli import main
 from cdc_relay.config import load
 from cdc_relay.database import connected, describe_table, engine
-from cdc_relay.housekeeping import OldRows, Partitions
+from cdc_relay.housekeeping import OldRows, Partitions, rows
 from dev.mysql import MySQL
 from tests.support.harness import Harness
 from tests.support.sql import INSERT, Database, row
@@ -444,6 +444,32 @@ def test_only_partitions_in_which_nothing_has_to_stay_are_dropped(
     assert statuses(database) == {0: 1, 1: 11}
 
 
+def test_partitions_of_a_table_with_other_column_names(database: Database, capsys: Capture) -> None:
+    """Dropped by the columns that are ours; columns of the service's that have our names say
+    nothing."""
+    partitioned(database, [50, 40, 30, -10])
+    fill(database, 10, age=24 * 55)  # p50: all sent
+    fill(database, 10, age=24 * 45)  # p40: one is pending
+    fill(database, 1, status=0, age=24 * 45)
+    fill(database, 10, age=24 * 35)  # p30: one was sent only yesterday
+    fill(database, 1, age=24 * 35, since=24)
+    fill(database, 10, age=24)
+    theirs = {"status": "state", "updated_at": "changed", "event_id": "uid", "sent_at": "gone"}
+    for ours, name in theirs.items():
+        database.sql(f"ALTER TABLE outbox_event RENAME COLUMN {ours} TO {name}")
+    database.sql(
+        "ALTER TABLE outbox_event ADD COLUMN status INT NOT NULL DEFAULT 1,"
+        " ADD COLUMN sent_at DATETIME NULL DEFAULT '2020-01-01'"
+    )
+    mapped = ["--columns", ",".join(f"{ours}={name}" for ours, name in theirs.items())]
+    summary = run(database, capsys, "purge", *mapped)
+    assert [part["name"] for part in summary["partitions"]] == ["p%50"]
+    assert names(database) == ["p%40", "p%30", "p%-10", "rest"]
+    assert (summary["sent"], summary["left"]) == (30, {"pending": 1, "dead": 0})
+    left = "SELECT state, COUNT(*) FROM outbox_event GROUP BY state ORDER BY state"
+    assert database.sql(left) == ((0, 1), (1, 11))
+
+
 def test_the_last_partitions_stay_when_all_is_old(database: Database, capsys: Capture) -> None:
     partitioned(database, [20, -10])
     fill(database, 10, age=24 * 30)
@@ -553,6 +579,62 @@ def test_the_archive_follows_extra_columns(outbox: Database, capsys: Capture) ->
     outbox.sql(error[error.index("ALTER TABLE") :])
     assert run(outbox, capsys, "archive")["sent"] == 10
     assert statuses(outbox, "outbox_archive") == {1: 20}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        "event_id VARCHAR(64) NULL UNIQUE, aggregate_id VARCHAR(64) NULL",
+        "event_id VARCHAR(255) NOT NULL, aggregate_id VARCHAR(1000) NULL",
+        "event_id TEXT NOT NULL, aggregate_id MEDIUMTEXT NOT NULL",
+        "event_id TINYTEXT NULL, aggregate_id CHAR(36) NOT NULL",
+    ],
+)
+def test_the_archive_of_an_older_table(database: Database, capsys: Capture, columns: str) -> None:
+    """Its columns are not always fit for a key, and may be NULL."""
+    database.sql(
+        f"CREATE TABLE outbox_event (id INT AUTO_INCREMENT PRIMARY KEY, {columns},"
+        " aggregate_type VARCHAR(255), event_type VARCHAR(64), payload TEXT,"
+        " status INT NOT NULL DEFAULT 0, retry_count INT, next_retry_time DATETIME NULL,"
+        " created_at DATETIME NULL, updated_at DATETIME NULL, sent_at DATETIME NULL)"
+    )
+    fill(database, 10)
+    if "event_id VARCHAR(64) NULL" in columns:
+        database.sql("UPDATE outbox_event SET event_id = NULL, aggregate_id = NULL WHERE id < 4")
+    before = database.sql("SELECT * FROM outbox_event ORDER BY id")
+    assert run(database, capsys, "archive")["sent"] == 10
+    assert database.sql("SELECT * FROM outbox_archive ORDER BY id") == before
+    # Copied back and sent again, a row replaces its older copy; one without an event id is new.
+    database.sql("INSERT INTO outbox_event SELECT * FROM outbox_archive WHERE id > 6")
+    assert run(database, capsys, "archive")["sent"] == 4
+    assert database.sql("SELECT * FROM outbox_archive ORDER BY id") == before
+    database.sql("TRUNCATE TABLE outbox_event")
+    fill(database, 10)
+    assert run(database, capsys, "archive")["sent"] == 10
+    assert statuses(database, "outbox_archive") == {1: 20}
+
+
+@pytest.mark.parametrize("command", ["purge", "archive"])
+def test_rows_that_another_table_refers_to_stay(
+    outbox: Database, capsys: Capture, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """And hold up no other row."""
+    outbox.sql(
+        "CREATE TABLE note (at BIGINT UNSIGNED, FOREIGN KEY (at) REFERENCES outbox_event (id))"
+    )
+    fill(outbox, 100)
+    outbox.sql("INSERT INTO note SELECT id FROM outbox_event WHERE id IN (5, 6, 77)")
+    summary = run(outbox, capsys, command, "--batch", "40")
+    assert (summary["sent"], summary["referenced"]) == (97, 3)
+    assert outbox.sql("SELECT id FROM outbox_event ORDER BY id") == ((5,), (6,), (77,))
+    if command == "archive":
+        assert statuses(outbox, "outbox_archive") == {1: 97}
+        assert sum(summary["days"].values()) == 97
+    # So many of them that it is no use going on.
+    monkeypatch.setattr(rows, "_MOST_REFERENCED", 2)
+    assert main([command, "--database-url", outbox.text]) == 3
+    assert "foreign key" in capsys.readouterr().err
+    assert statuses(outbox) == {1: 3}
 
 
 def test_ids_that_were_given_out_again(outbox: Database, capsys: Capture) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -95,7 +95,7 @@ def scanned(store: Store, older_than_s: float = 0, limit: int = 2) -> list[str]:
 
 
 def event(store: Store, row_id: int) -> PendingEvent:
-    [found] = store.events([row_id])
+    [found], _ = store.events([row_id])
     return found
 
 
@@ -278,6 +278,91 @@ def test_the_scan_uses_the_index_at_any_size(database: Database, store: Store) -
     used = [[cell for cell in line if isinstance(cell, str)] for line in plan]
     assert any("idx_status_next_retry" in line for line in used)
     assert any("idx_status_aggregate" in line for line in used)
+
+
+BARE = """
+CREATE TABLE outbox_event (
+  id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY, event_id VARCHAR(64) NULL UNIQUE,
+  aggregate_type VARCHAR(64) NULL, aggregate_id VARCHAR(64) NULL, event_type VARCHAR(128) NULL,
+  payload TEXT NULL, status TINYINT NOT NULL DEFAULT 0, retry_count INT NOT NULL DEFAULT 0,
+  next_retry_time DATETIME NULL, created_at DATETIME NULL, updated_at DATETIME NULL
+)"""
+
+
+def test_a_scan_without_indexes_walks_the_table_once(
+    database: Database, pool: Engine, make_store: Callable[..., Store]
+) -> None:
+    """And not once for each pending row, to look for a dead one before it."""
+    database.sql(BARE)
+    for status, count in ((1, 1000), (2, 3), (0, 200)):
+        many = [(f"{status}-{n}", "order", f"k{n}", status) for n in range(count)]
+        with closing(database.connect(autocommit=True)) as connection:
+            connection.cursor().executemany(
+                "INSERT INTO outbox_event (event_id, aggregate_type, aggregate_id, status)"
+                " VALUES (%s, %s, %s, %s)",
+                many,
+            )
+    made = make_store()
+    with pool.connect() as connection:
+        connection.exec_driver_sql("FLUSH STATUS")
+        found = connection.exec_driver_sql(made._scan_sql(0, 500, 0, 10_000)).all()
+        read = dict(connection.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'").all())
+    assert len(found) == 200
+    assert sum(map(int, read.values())) < 10_000, read
+    # k0, k1 and k2 wait behind their dead rows.
+    assert scanned(made) == [f"k{n}" for n in range(3, 200)]
+    assert len(scanned(make_store(on_dead="release"))) == 200
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_name_that_is_null_is_an_empty_one(
+    database: Database, make_store: Callable[..., Store], place: int
+) -> None:
+    """Such a row can never be sent. Its failures count all the same, until it is dead."""
+    database.sql(BARE)
+    names: list[str | None] = ["e-1", "order", "k"]
+    names[place] = None
+    database.sql(LEGACY_INSERT, (*names, "T", "{}"))
+    made = make_store(max_tries=1)
+    kind, key = names[1] or "", names[2] or ""
+    [scan] = made.scan_rows(0, 10, 0, 10)
+    assert scan.aggregate == (kind, key)
+    assert made.has_pending(kind, key)
+    for tries in (0, 1):
+        [waiting] = made.waiting(kind, key, 10)
+        assert (waiting.event_id, waiting.aggregate_id) == (names[0] or "", key)
+        [pending], _ = made.events([waiting.id])
+        outcome = made.record_failure(pending.event, tries, "refused").outcome
+        assert outcome == ("dead" if tries else "retry")
+        assert made.failing(10) == [(kind, key)]
+    assert made.dead_aggregates(kind, key, 10) == [(kind, key)]
+    assert made.dead_aggregates(kind, None, 10) == [(kind, key)]
+    assert not made.has_pending(kind, key)
+
+
+def test_what_is_read_at_once_is_bounded_in_bytes(
+    database: Database, make_store: Callable[..., Store]
+) -> None:
+    """Also where rows become large all of a sudden: nothing tells beforehand."""
+    database.sql(LEGACY.format(payload="MEDIUMTEXT", retry="DATETIME NULL"))
+    sizes = [10] * 300 + [1_000_000] * 40 + [10] * 300 + [12_000_000, 10]
+    for number, size in enumerate(sizes):
+        database.sql(LEGACY_INSERT, (f"e-{number}", "order", "k", "T", "x" * size))
+    made = make_store()
+    ids = [number + 1 for number in range(len(sizes))]
+    rest: Sequence[int] = ids
+    parts = []
+    while rest:
+        events, rest = made.events(rest)
+        parts.append([len(pending.event.payload or b"") for pending in events])
+        assert [pending.event.id for pending in events] == ids[: len(events)]
+        ids = ids[len(events) :]
+    assert [size for part in parts for size in part] == sizes
+    # More than the bound is read only where the last row, or the one large row, goes beyond it.
+    assert all(sum(part[:-1]) <= 2 * 8 * 1024 * 1024 for part in parts), parts
+    assert len(parts) < 30, parts
+    assert [event.id for part in made.rows([9, 7, 305]) for event, _ in part] == [7, 9, 305]
+    assert made.states([305, 100_000]) == {305: ("e-304", 0)}
 
 
 # --- events as SELECT gives them ---------------------------------------------------------------

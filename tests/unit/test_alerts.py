@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from email import message_from_bytes
 from email.policy import default
 from pathlib import Path
@@ -135,6 +138,28 @@ def test_a_target_that_fails_is_logged_and_the_others_get_it(
     assert "error=500" in said
     assert "s3cret-hook" not in said
     assert "pa55word" not in said
+
+
+def test_a_target_that_hangs_is_waited_for_once(webhook: tuple[Webhook, str]) -> None:
+    """It takes connections and never answers; the others get everything."""
+    hook, url = webhook
+    calls: list[socket.socket] = []
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+
+        def take() -> None:
+            with suppress(OSError):
+                while True:
+                    calls.append(listener.accept()[0])
+
+        threading.Thread(target=take, daemon=True).start()
+        hanging = f"json://127.0.0.1:{listener.getsockname()[1]}/x"
+        alerts = Alerts([hanging, url], "shop")
+        for number, reason in enumerate(("no topic", "too large", "no key", "no type")):
+            alerts.dead(event(number), 11, reason)
+        alerts.close(60)
+    assert len(hook.received) == 4
+    assert len(calls) == 1
+    calls[0].close()
 
 
 def test_what_nobody_has_taken_is_sent_again(webhook: tuple[Webhook, str]) -> None:

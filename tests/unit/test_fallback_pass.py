@@ -62,14 +62,15 @@ class FakeStore:
             for r in found[:limit]
         ]
 
-    def events(self, ids: Sequence[int]) -> list[PendingEvent]:
-        return [
+    def events(self, ids: Sequence[int], most: int) -> tuple[list[PendingEvent], Sequence[int]]:
+        found = [
             PendingEvent(
                 OutboxEvent(r.id, r.event_id, r.kind, r.key, "T", b"{}", None, 0), r.retry_count
             )
             for r in self.rows
-            if r.id in ids and r.status == 0
+            if r.id in ids[:most] and r.status == 0
         ]
+        return found, ids[most:]
 
     def mark_sent(self, rows: Sequence[tuple[int, str]]) -> int:
         if self.down:

@@ -68,6 +68,14 @@ def test_a_value_that_makes_no_topic_is_the_rows_fault(value: bytes | None, why:
         route(value, topic="{tenant}")
 
 
+@pytest.mark.parametrize("name", ["aggregate_type", "event_type"])
+def test_an_empty_name_makes_no_topic(name: str) -> None:
+    """It would be that of no type: one that nobody reads."""
+    router = settings(topic=f"t.{{{name}}}").router("json")
+    with pytest.raises(UnroutableError, match=f"{name} is empty, and the topic"):
+        router.route(EVENT._replace(**{name: ""}))
+
+
 def test_names_of_the_table_and_of_ours() -> None:
     routing = settings(columns="debezium", topic="{type}.{event_type}.{id}").routing()
     assert routing.used_by == {}
