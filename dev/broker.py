@@ -16,12 +16,7 @@ from dev.server import ProcessServer
 _JVM = (
     "-Xms256m",
     "-Xmx512m",
-    # As Kafka's own start script sets them.
-    "-XX:+UseG1GC",
-    "-XX:MaxGCPauseMillis=20",
-    "-XX:InitiatingHeapOccupancyPercent=35",
-    "-XX:+ExplicitGCInvokesConcurrent",
-    "-Djava.awt.headless=true",
+    *kafka_dist.JVM,
     "-Djava.net.preferIPv4Stack=true",
     # A class archive that does not fit is not used, silently.
     "-Xshare:auto",

@@ -12,6 +12,14 @@ from dev.console import DevError, run, say, size, watching
 
 VERSION = "4.3.1"
 _LOGGING = "2.25.4"
+# As Kafka's own start script sets them.
+JVM = (
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-Djava.awt.headless=true",
+)
 _POM = f"""<project>
   <modelVersion>4.0.0</modelVersion>
   <groupId>cdc-relay</groupId><artifactId>kafka</artifactId><version>1</version>

@@ -33,15 +33,10 @@ _POLL_S: Final = 0.1
 # Offsets that have not grown for so long have reached their end, or the run is broken.
 _QUIET_S: Final = 5.0
 
-# As Kafka's own start script runs Connect, with the heap that was enough for every run.
 _JAVA: Final = (
     "-server",
-    "-Xmx512m",
-    "-XX:+UseG1GC",
-    "-XX:MaxGCPauseMillis=20",
-    "-XX:InitiatingHeapOccupancyPercent=35",
-    "-XX:+ExplicitGCInvokesConcurrent",
-    "-Djava.awt.headless=true",
+    "-Xmx512m",  # enough for every run
+    *kafka_dist.JVM,
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
 )
 _WORKER: Final = {
