@@ -70,11 +70,19 @@ def structured_value(
     if kind == "json":
         name, data = "data", payload
     elif kind == "text":
-        name, data = "data", json.dumps(payload.decode(), ensure_ascii=False).encode()
+        name, data = "data", quoted(payload)
     else:
         name, data = "data_base64", b'"' + base64.b64encode(payload) + b'"'
     head = json.dumps(attributes, ensure_ascii=False).encode()
     return head[:-1] + b', "' + name.encode() + b'": ' + data + b"}"
+
+
+def quoted(text: bytes) -> bytes:
+    """UTF-8 text as a JSON string. Raises ``UnroutableError`` for what is no text."""
+    try:
+        return json.dumps(text.decode(), ensure_ascii=False).encode()
+    except UnicodeDecodeError:
+        raise UnroutableError("a column of text holds bytes that are not UTF-8") from None
 
 
 def _check(event: OutboxEvent) -> None:

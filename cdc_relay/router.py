@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
 from cdc_relay import cloudevents
-from cdc_relay.cloudevents import PayloadKind
+from cdc_relay.cloudevents import PayloadKind, quoted
 from cdc_relay.errors import UnroutableError
 from cdc_relay.outbox import OutboxEvent
 from cdc_relay.routing import ExtraColumn, Routing
@@ -219,7 +219,7 @@ class ShapedRouter(Router):
                 # Attributes are never null, and numbers only up to 32 bits: so they are text.
                 texts = [(name, _plain(kind, one)) for name, kind, one in values if one is not None]
                 if self._structured and value is not None:
-                    fields = [_member(name, _quoted(one)) for name, one in texts]
+                    fields = [_member(name, quoted(one)) for name, one in texts]
                     value = b"{" + b"".join([one + b", " for one in fields]) + value[1:]
                 else:
                     headers += [(f"ce_{name}", one) for name, one in texts]
@@ -234,26 +234,22 @@ class ShapedRouter(Router):
         if self._kind == "json":
             members = [_member("payload", payload)]
         elif self._kind == "text":
-            members = [_member("payload", _quoted(payload))]
+            members = [_member("payload", quoted(payload))]
         else:
-            members = [_member("payload_base64", _quoted(base64.b64encode(payload)))]
+            members = [_member("payload_base64", quoted(base64.b64encode(payload)))]
         for name, kind, value in values:
             if value is None:
                 text = b"null"
             elif kind == "json" or (kind == "number" and _NUMBER.fullmatch(value)):
                 text = value
             else:
-                text = _quoted(_plain(kind, value))
+                text = quoted(_plain(kind, value))
             members.append(_member(name, text))
         return b"{" + b", ".join(members) + b"}"
 
 
 def _plain(kind: ValueKind, value: bytes) -> bytes:
     return base64.b64encode(value) if kind == "binary" else value
-
-
-def _quoted(text: bytes) -> bytes:
-    return json.dumps(text.decode(), ensure_ascii=False).encode()
 
 
 def _member(name: str, value: bytes) -> bytes:

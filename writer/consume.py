@@ -183,10 +183,12 @@ class Loop:
                 raise _NoInboxError from TypeError(
                     "the handler is asynchronous: await inbox.consume_async(...)"
                 )
-            self._check(transaction)
+            self._check(result, transaction)
 
-    def _check(self, transaction: SessionTransaction | None) -> None:
+    def _check(self, result: object, transaction: SessionTransaction | None) -> None:
         """Raise where the event would count as handled although it was not."""
+        if inspect.isgenerator(result):
+            raise _NoInboxError from TypeError("the handler is a generator: nothing of it has run")
         self._deadlocks.check()
         if transaction is None or not transaction.is_active:
             raise RuntimeError(
@@ -328,8 +330,7 @@ class AsyncLoop(Loop):
                 raise _NoInboxError from TypeError(
                     "the handler is not asynchronous: inbox.consume(...) is for such"
                 )
-            await result
-            self._check(transaction.sync_transaction)
+            self._check(await result, transaction.sync_transaction)
 
 
 class _Deadlocks:

@@ -23,6 +23,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import async_sessionmaker as async_session_maker
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.orm import sessionmaker as session_maker
+from sqlalchemy.pool import NullPool
 
 from cdc_relay.outbox import ddl, inbox_sequence_table, inbox_table
 from dev.database import Database as Server
@@ -408,6 +409,48 @@ def test_a_deadlock_that_the_handler_caught(shop: Shop) -> None:
     assert shop.handled() == ["e-1", "e-2"]
 
 
+@pytest.mark.parametrize("catches", [False, True])
+def test_a_record_that_changed_since_it_was_read(
+    mariadb: Database, kafka: str, catches: bool
+) -> None:
+    """MariaDB's innodb_snapshot_isolation, on by default since 11.6: no event is at fault, and the
+    transaction is rolled back, as by a deadlock."""
+    shop = Shop(mariadb, kafka)
+    create_topic(kafka, shop.topic, 1)
+    shop.sessions = session_maker(
+        create_engine(
+            mariadb.url,
+            poolclass=NullPool,
+            connect_args={"init_command": "SET innodb_snapshot_isolation = ON"},
+        )
+    )
+    mariadb.sql("CREATE TABLE stock (id INT PRIMARY KEY, n INT)")
+    mariadb.sql("INSERT INTO stock VALUES (1, 0)")
+    shop.send("e-1")
+    seen: list[str] = []
+    tries: list[int] = []
+
+    def handler(session: Session, event: InboxEvent) -> None:
+        tries.append(1)
+        session.execute(text("SELECT * FROM stock"))
+        if len(tries) == 1:
+            mariadb.sql("UPDATE stock SET n = 1")
+        try:
+            session.execute(text("UPDATE stock SET n = n + 1"))
+        except OperationalError as error:
+            seen.append(str(error))
+            if not catches:
+                raise
+        add_points(session, event)
+
+    shop.consume(handler, lambda: bool(shop.handled()), waits=())
+    assert len(tries) == 2
+    assert "1020" in seen[0]
+    assert shop.handled() == ["e-1"]
+    assert mariadb.sql("SELECT n FROM stock") == ((2,),)
+    shop.engine.dispose()
+
+
 def test_a_broker_that_hangs_does_not_hold_up_stop(
     mysql: Database, quick_kafka: ProxiedKafka
 ) -> None:
@@ -439,15 +482,23 @@ def test_a_broker_that_hangs_does_not_hold_up_stop(
     shop.engine.dispose()
 
 
-@pytest.mark.parametrize("fault", ["asynchronous", "an engine", "asynchronous sessions"])
+@pytest.mark.parametrize(
+    "fault", ["asynchronous", "a generator", "an engine", "asynchronous sessions"]
+)
 def test_what_is_wrong_with_the_call_is_no_events_fault(shop: Shop, fault: str) -> None:
-    """A coroutine that nobody awaits would count as handled."""
+    """A coroutine or a generator that nobody runs would count as handled."""
     sessions: Any = shop.sessions
     handler: Any = add_points
     if fault == "asynchronous":
 
         async def handler(session: Session, event: InboxEvent) -> None:
             add_points(session, event)
+
+    elif fault == "a generator":
+
+        def handler(session: Session, event: InboxEvent) -> Iterator[None]:
+            add_points(session, event)
+            yield
 
     elif fault == "an engine":
         sessions = shop.engine

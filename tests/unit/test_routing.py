@@ -14,6 +14,7 @@ from cdc_relay.config import Settings, load
 from cdc_relay.errors import UnroutableError
 from cdc_relay.outbox import OutboxEvent
 from cdc_relay.router import Record, Router, ShapedRouter, ValueKind
+from cdc_relay.routing import ExtraColumn, Routing
 
 EVENT = OutboxEvent(7, "e-1", "order", "7", "CREATED", b'{"a": 1.50}', None, 1_772_366_400_000_001)
 
@@ -212,3 +213,13 @@ def test_a_shaped_router_is_otherwise_the_plain_one() -> None:
     shaped = settings(partition_column="part").router("json")
     assert isinstance(shaped, ShapedRouter)
     assert shaped.route(EVENT._replace(extra=(None,))) == plain
+
+
+@pytest.mark.parametrize("form", ["raw", "cloudevents-structured"])
+def test_text_that_is_none_is_unroutable_where_a_document_holds_it(form: Any) -> None:
+    """One row waits; it used to end the relay."""
+    routing = Routing("t", extra_columns=[ExtraColumn("note", "envelope", "note")])
+    for payload, note in ((b"\xff", b"x"), (b"x", b"\xff")):
+        router = ShapedRouter(routing, "text", form, "/s", {"note": "text"})
+        with pytest.raises(UnroutableError, match="bytes that are not UTF-8"):
+            router.route(EVENT._replace(payload=payload, extra=(note,)))
