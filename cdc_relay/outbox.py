@@ -119,17 +119,25 @@ def outbox_table(
     ``name`` may be qualified with a schema (``"shop.outbox_event"``). ``payload`` is the kind of
     the payload column; ``binary`` is for serializers that give bytes. All times are DATETIME(6)
     in UTC by the database's clock. Calling it again with the same metadata and name returns the
-    table that is already there.
+    table that is already there. Raises ``ValueError`` for another ``payload`` than it has.
     """
-    there, schema, table_name = _find(metadata, name)
-    if there is not None:
-        return there
-    payload_type: Any = {
+    types: Any = {
         # none_as_null: Python's None is SQL NULL (a tombstone), never the four letters null.
         "json": JSON(none_as_null=True),
         "text": mysql.LONGTEXT(charset="utf8mb4"),
         "binary": mysql.LONGBLOB(),
-    }[payload]
+    }
+    if payload not in types:
+        raise ValueError(f"payload: {payload!r} is none of {', '.join(types)}")
+    payload_type = types[payload]
+    there, schema, table_name = _find(metadata, name)
+    if there is not None:
+        kind = type(there.columns["payload"].type)
+        if payload != "json" and not issubclass(kind, type(payload_type)):
+            raise ValueError(
+                f"payload: table {there.name} is in this metadata already, with {kind.__name__}"
+            )
+        return there
     return Table(
         table_name,
         metadata,
@@ -256,6 +264,8 @@ def upgrade_ddl(table: Table, columns: Collection[str], indexes: Collection[str]
 def _find(metadata: MetaData, name: str) -> tuple[Table | None, str | None, str]:
     """The table that is there already, the schema, the name."""
     schema, _, table_name = name.rpartition(".")
+    if not table_name:
+        raise ValueError(f"{name!r} is no table's name")
     schema_name = schema or metadata.schema
     key = f"{schema_name}.{table_name}" if schema_name else table_name
     return metadata.tables.get(key), schema or None, table_name

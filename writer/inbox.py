@@ -55,7 +55,7 @@ class Inbox:
         """``consumer`` names the consumer (64 characters), ``table`` the table of
         ``inbox_table(metadata)``. ``sequences`` looks for gaps in ``aggregate_seq``: True for the
         table ``inbox_sequence``, or that table."""
-        if not 0 < len(consumer) <= _LONGEST:
+        if not isinstance(consumer, str) or not 0 < len(consumer) <= _LONGEST:
             raise ValueError(f"a consumer's name has 1 to {_LONGEST} characters: {consumer!r}")
         self.consumer = consumer
         """The name."""

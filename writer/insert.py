@@ -24,6 +24,10 @@ class Insert:
 
     def __init__(self, table: Table, names: Names | None) -> None:
         """Raises ``ValueError`` with one line for a table that lacks a column."""
+        if not isinstance(table, Table):
+            raise TypeError(f"the table is a name or a SQLAlchemy Table, not {table!r}")
+        if isinstance(names, str) and names != "debezium":
+            raise ValueError(f"names: {names!r} is no preset; 'debezium' is, or give a dict")
         given = dict(DEBEZIUM_COLUMNS if names == "debezium" else names or {})
         known = dict.fromkeys(COLUMNS)
         unknown = given.keys() - known.keys()

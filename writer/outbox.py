@@ -118,6 +118,13 @@ class Outbox:
         key and headers. ``sequences`` numbers the events of each aggregate (header
         ``aggregate_seq``): True for the table ``outbox_sequence`` beside it, or that table.
         """
+        if isinstance(table, str) and names:
+            raise ValueError(
+                f"names: what else {table!r} has cannot be told from its name: give Outbox the "
+                f"table, Table({table!r}, MetaData(), autoload_with=engine)"
+            )
+        if max_payload_bytes is not None and max_payload_bytes < 1:
+            raise ValueError(f"max_payload_bytes must be at least 1, not {max_payload_bytes}")
         self._table = outbox_table(MetaData(), table) if isinstance(table, str) else table
         self._json = Json(default)
         self._serializer = serializer
@@ -271,6 +278,8 @@ class Outbox:
     # --- one event to a row --------------------------------------------------------------------
 
     def _row_of(self, event: EventFields) -> _Row:
+        if not isinstance(event, Mapping):
+            raise TypeError(f"an event is a mapping of its fields, not {type(event).__name__}")
         if not _REQUIRED <= event.keys() <= _FIELDS:
             raise TypeError(_wrong_fields(event))
         return self._row(**event)

@@ -41,12 +41,28 @@ class RegistrySerializer:
         self,
         serializers: ValueSerializer | Mapping[str, ValueSerializer],
         *,
-        topic: str = DEFAULT_TOPIC,
+        topic: str | Callable[[EventInfo], str] = DEFAULT_TOPIC,
     ) -> None:
         """``serializers``: one for all events, or one for each event type. ``topic`` is the
-        relay's topic template; the registry's subject derives from the topic."""
+        relay's topic template, from which the registry's subject derives; where that names other
+        columns than those of ``EventInfo``, a function that gives the topic. Raises ``ValueError``
+        for a template that cannot be filled."""
         self._serializers = serializers
-        self._topic = topic
+        if isinstance(topic, str):
+            template = topic
+            try:
+                template.format_map(dict.fromkeys(EventInfo._fields, ""))
+            except (KeyError, ValueError, IndexError, AttributeError) as error:
+                known = ", ".join(EventInfo._fields)
+                raise ValueError(
+                    f"topic: {template!r} cannot be filled ({error}); {known} are known, or give "
+                    "a function of an EventInfo"
+                ) from None
+            self._topic: Callable[[EventInfo], str] = lambda event: template.format_map(
+                event._asdict()
+            )
+        else:
+            self._topic = topic
 
     def __call__(self, payload: Any, event: EventInfo) -> bytes | None:
         if isinstance(self._serializers, Mapping):
@@ -55,5 +71,4 @@ class RegistrySerializer:
                 raise ValueError(f"no serializer for the event type {event.event_type!r}")
         else:
             serializer = self._serializers
-        topic = self._topic.format(aggregate_type=event.aggregate_type, event_type=event.event_type)
-        return serializer(payload, SerializationContext(topic, MessageField.VALUE))
+        return serializer(payload, SerializationContext(self._topic(event), MessageField.VALUE))

@@ -170,6 +170,10 @@ def _flush(session: Session) -> None:
 
 
 def _on_connection(connection: Connection, pattern: str) -> Transaction:
+    if connection.dialect.name not in ("mysql", "mariadb"):
+        raise TypeError(
+            f"a connection to {connection.dialect.name}: the table is one of MySQL or MariaDB"
+        )
     # The driver is asked, not SQLAlchemy: connect_args={"autocommit": True} is invisible to it.
     # XA START, though, was said by SQLAlchemy, and not every driver knows.
     if _commits_by_itself(connection.connection.driver_connection) and not isinstance(

@@ -11,18 +11,21 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import msgspec
 import pytest
 from pydantic import BaseModel
-from sqlalchemy import Column, LargeBinary, MetaData, String
+from sqlalchemy import Column, LargeBinary, MetaData, String, create_engine
+from sqlalchemy.orm import Session
 
 from cdc_relay.outbox import outbox_table
-from writer import EventInfo, EventTooLargeError, NotInTransactionError, Outbox
+from writer import EventInfo, EventTooLargeError, Inbox, NotInTransactionError, Outbox
 from writer.ids import uuid7
 from writer.payload import Json
+from writer.registry import RegistrySerializer
 
 encode_payload = Json().payload
 encode_headers = Json().headers
@@ -477,3 +480,65 @@ def test_targets_that_autocommit(target: FakeConnection) -> None:
 def test_what_is_no_target(target: object) -> None:
     with pytest.raises(TypeError, match="is not a Session"):
         Outbox().add(target, **EVENT)
+
+
+# --- wrong settings ----------------------------------------------------------------------------
+
+
+loose: Any = SimpleNamespace(
+    Outbox=Outbox, Inbox=Inbox, outbox_table=outbox_table, Registry=RegistrySerializer
+)
+"""Without their types, which would refuse most of it before it runs."""
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: loose.Outbox("shop.events", names="debezium"), "give Outbox the table, Table"),
+        (lambda: loose.Outbox(outbox_table(MetaData()), names="deb"), "'deb' is no preset"),
+        (lambda: loose.Outbox(object()), "a name or a SQLAlchemy Table"),
+        (lambda: loose.Outbox(""), "'' is no table's name"),
+        (lambda: loose.Outbox(max_payload_bytes=0), "at least 1"),
+        (lambda: loose.Inbox(7), "1 to 64 characters: 7"),
+        (
+            lambda: loose.outbox_table(MetaData(), payload="xml"),
+            "'xml' is none of json, text, binary",
+        ),
+        (
+            lambda: loose.Outbox().add_all(FakeConnection(), ["x"]),
+            "a mapping of its fields, not str",
+        ),
+        (lambda: loose.Outbox().add(Session(create_engine("sqlite://")), **EVENT), "to sqlite"),
+        (lambda: loose.Registry(bytes, topic="{tenant}.x"), "'tenant'.*give a function"),
+        (lambda: loose.Registry(bytes, topic="{event_type"), "cannot be filled"),
+    ],
+)
+def test_wrong_settings_are_one_line(made: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message) as caught:
+        made()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_table_that_is_there_with_another_payload() -> None:
+    """It used to come back as it was, and the first bytes were refused with the advice to do what
+    had been done."""
+    metadata = MetaData()
+    table = outbox_table(metadata, payload="binary")
+    assert outbox_table(metadata) is table
+    assert outbox_table(metadata, payload="binary") is table
+    with pytest.raises(ValueError, match="is in this metadata already, with LONGBLOB"):
+        outbox_table(metadata, payload="text")
+
+
+def test_the_topic_of_a_subject() -> None:
+    event = EventInfo("e-1", "order", "7", "PLACED")
+
+    def subject(payload: Any, context: Any) -> bytes:
+        return str(context.topic).encode()
+
+    assert RegistrySerializer(subject)({}, event) == b"outbox.event.order"
+    template = "{aggregate_type}.{event_type}.{aggregate_id}"
+    assert RegistrySerializer(subject, topic=template)({}, event) == b"order.PLACED.7"
+    assert RegistrySerializer(subject, topic=lambda e: f"acme.{e.event_type}")({}, event) == (
+        b"acme.PLACED"
+    )
