@@ -35,6 +35,8 @@ _ROW_BYTES: Final = 200
 
 _REASON_CHARACTERS: Final = 512
 _HIGHEST_ID: Final = 2**64 - 1
+_SPAN_IDS: Final = 100_000
+_SLICE_ROWS: Final = 200_000
 
 
 Aggregate = tuple[str, str]
@@ -228,19 +230,25 @@ class Store:
 
     def count_pending(self, older_than_s: float, from_id: int) -> int:
         """Count the rows from ``from_id`` on that are pending for longer than ``older_than_s``."""
-        age = f" AND (created_at IS NULL OR created_at <= {_ago(older_than_s)})"
-        sql = (
-            f"SELECT COUNT(*) FROM {self._table} WHERE status = {PENDING} AND id >= {int(from_id)}"
-        )
-        return int(self._read(sql + (age if older_than_s > 0 else ""))[0][0])
+        where = f"status = {PENDING} AND id >= {int(from_id)}"
+        return int(self._read(self._aged("COUNT(*)", where, older_than_s))[0][0])
 
     def newest_pending(self, older_than_s: float) -> int:
         """Return the highest id among the rows pending for longer than ``older_than_s`` seconds,
         0 where there is none."""
-        sql = f"SELECT COALESCE(MAX(id), 0) FROM {self._table} WHERE status = {PENDING}"
-        if older_than_s > 0:
-            sql += f" AND (created_at IS NULL OR created_at <= {_ago(older_than_s)})"
+        sql = self._aged("COALESCE(MAX(id), 0)", f"status = {PENDING}", older_than_s)
         return int(self._read(sql)[0][0])
+
+    def _aged(self, what: str, where: str, older_than_s: float) -> str:
+        """A SELECT over rows of one status and an age. By the index of times, where there is one:
+        the optimizer may take another that begins with the status, and then reads millions of rows
+        for their time."""
+        if older_than_s <= 0:
+            return f"SELECT {what} FROM {self._table} WHERE {where}"
+        return (
+            f"SELECT {what} FROM {self._table}{self._shape.force_index('status', 'created_at')}"
+            f" WHERE {where} AND (created_at IS NULL OR created_at <= {_ago(older_than_s)})"
+        )
 
     def scan_rows(
         self, older_than_s: float, limit: int, after_id: int, last_id: int
@@ -294,27 +302,59 @@ class Store:
         columns) of the rows of any status with ``since_us`` <= created_at < ``until_us``
         (microseconds since 1970), in id order, from at most ``limit`` ids' worth of the table at a
         time. No read view outlives a step."""
-        ends = [f"'1970-01-01' + INTERVAL {int(at)} MICROSECOND" for at in (since_us, until_us)]
-        within = f"created_at >= {ends[0]} AND created_at < {ends[1]}"
-        # Each status is a range of (status, created_at), which holds the id.
-        parts = " UNION ALL ".join(
-            f"SELECT MIN(id) AS low, MAX(id) AS high FROM {self._table}"
-            f" WHERE status = {status} AND {within}"
-            for status in (PENDING, SENT, DEAD)
-        )
-        [(low, high)] = self._read(f"SELECT MIN(low), MAX(high) FROM ({parts}) AS ranges")
-        after_id = int(low or 1) - 1
-        while high is not None and after_id < int(high):
+        within = _within(since_us, until_us)
+        bounds = self._id_bounds(since_us, until_us)
+        if bounds is None:
+            return
+        low, high = bounds
+        after_id = low - 1
+        while after_id < high:
+            # By ids: a single statement must not look for long where few rows are of that time.
+            last_id = min(high, after_id + _SPAN_IDS)
             rows = self._read(
                 "SELECT id, event_id, aggregate_type, aggregate_id, event_type, status"
                 f"{self._shape.extra_sql} FROM {self._table}{self._shape.force_index('id')}"
-                f" WHERE id > {after_id} AND id <= {int(high)} AND {within}"
+                f" WHERE id > {after_id} AND id <= {last_id} AND {within}"
                 f" ORDER BY id LIMIT {int(limit)}"
             )
-            if not rows:
-                return
-            after_id = int(rows[-1][0])
-            yield rows
+            if rows:
+                yield rows
+            if len(rows) >= limit:
+                after_id = int(rows[-1][0])
+                continue
+            after_id = last_id
+            if not rows:  # over a gap in the ids, however wide
+                [(next_id,)] = self._read(
+                    f"SELECT MIN(id) FROM {self._table} WHERE id > {after_id}"
+                )
+                if next_id is None:
+                    return
+                after_id = int(next_id) - 1
+
+    def _id_bounds(self, since_us: int, until_us: int) -> tuple[int, int] | None:
+        """The lowest and the highest id of these times, by steps through the index that has them:
+        no statement reads more than ``_SLICE_ROWS``, and what came at one instant."""
+        index = self._shape.force_index("status", "created_at")
+        found = []
+        for status in (PENDING, SENT, DEAD):
+            at: int | None = since_us
+            while at is not None:
+                where = f"FROM {self._table}{index} WHERE status = {status} AND "
+                then = None
+                if index:  # without it each step would read the whole table
+                    rows = self._read(
+                        f"SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at) {where}"
+                        f"{_within(at, until_us)} ORDER BY created_at LIMIT 1 OFFSET {_SLICE_ROWS}"
+                    )
+                    then = max(int(rows[0][0]), at + 1) if rows else None
+                found += self._read(
+                    f"SELECT MIN(id), MAX(id) {where}"
+                    f"{_within(at, until_us if then is None else then)}"
+                )
+                at = then
+        lows, highs = zip(*found, strict=True)
+        there = [int(low) for low in lows if low is not None]
+        return (min(there), max(int(high) for high in highs if high is not None)) if there else None
 
     def chosen(
         self,
@@ -796,6 +836,11 @@ def _of(aggregate_type: str | None, aggregate_id: str | None) -> tuple[str, tupl
         elif value is not None:
             where += f" AND ({name} = '' OR {name} IS NULL)"
     return where, tuple(parameters)
+
+
+def _within(since_us: int, until_us: int) -> str:
+    ends = [f"'1970-01-01' + INTERVAL {int(at)} MICROSECOND" for at in (since_us, until_us)]
+    return f"created_at >= {ends[0]} AND created_at < {ends[1]}"
 
 
 def _ago(seconds: float) -> str:

@@ -368,6 +368,57 @@ def test_what_is_read_at_once_is_bounded_in_bytes(
 # --- events as SELECT gives them ---------------------------------------------------------------
 
 
+@pytest.mark.parametrize("indexed", [True, False])
+def test_rows_of_a_time_are_read_in_steps(
+    database: Database,
+    make_store: Callable[..., Store],
+    monkeypatch: pytest.MonkeyPatch,
+    indexed: bool,
+) -> None:
+    """No statement looks at more than a step of the index or of the ids, whatever the optimizer
+    thinks; gaps in the ids, rows of one instant and rows of every status are all in there."""
+    monkeypatch.setattr("cdc_relay.store._SPAN_IDS", 3)
+    monkeypatch.setattr("cdc_relay.store._SLICE_ROWS", 2)
+    database.create_outbox()
+    if not indexed:
+        database.sql("DROP INDEX idx_status_created ON outbox_event")
+    store = make_store()
+    ids = [number for number, _ in insert(database, *"abcdefghij")]
+    for place, (second, status) in enumerate(
+        [(9, 1), (1, 1), (1, 1), (1, 1), (1, 1), (2, 0), (3, 2), (4, 1), (0, 1), (2, 1)]
+    ):
+        database.sql(
+            "UPDATE outbox_event SET status = %s, created_at = '1970-01-01' + INTERVAL %s SECOND"
+            " WHERE id = %s",
+            (status, second, ids[place]),
+        )
+    database.sql("UPDATE outbox_event SET id = id + 1000000 WHERE id >= %s", (ids[6],))
+
+    def found(since_s: int, until_s: int, limit: int) -> list[str]:
+        chunks = list(store.keys(since_s * 1_000_000, until_s * 1_000_000, limit))
+        assert all(len(chunk) <= limit for chunk in chunks)
+        return [row[3] for chunk in chunks for row in chunk]
+
+    for limit in (1, 2, 100):
+        assert "".join(found(0, 10, limit)) == "abcdefghij"
+        assert "".join(found(1, 4, limit)) == "bcdefgj"
+        assert found(5, 9, limit) == []
+
+
+def test_rows_of_a_time_are_found_by_the_index_of_times(database: Database, store: Store) -> None:
+    """Another index that begins with the status looks as good, and reads every row for its time."""
+    insert(database, "a")
+    seen: list[str] = []
+    read = store._read
+    store._read = lambda sql, *more: seen.append(sql) or read(sql, *more)  # type: ignore[method-assign,func-returns-value]
+    list(store.keys(0, 2**52, 10))
+    assert store.newest_pending(0.000001)
+    assert store.count_pending(0.000001, 1) == 1
+    bounds = [sql for sql in seen if "MAX(id)" in sql or "COUNT(*)" in sql]
+    assert len(bounds) == 5
+    assert all("FORCE INDEX (`idx_status_created`)" in sql for sql in bounds)
+
+
 def test_payload_headers_and_time(database: Database, store: Store) -> None:
     values = ("e-1", "order", "ключ", "CREATED", '{"b": 1.50, "ä": "\U0001f600"}', '{"x": null}')
     database.sql(INSERT.format(table="outbox_event"), values)
