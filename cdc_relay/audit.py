@@ -130,14 +130,18 @@ class Audit:
     def _write_rows(self, files: list[IO[bytes]], since_us: int, until_us: int) -> None:
         by_type = self._router.by_type
         for chunk in self._store.keys(since_us, until_us, _STEP_ROWS):
-            for row_id, event_id, kind, key, event_type, status, *extra in chunk:
+            for row_id, *names, status, extra in ((*row[:6], row[6:]) for row in chunk):
+                # NULL, which columns of an existing table may be, is empty.
+                event_id, kind, key, event_type = (one or "" for one in names)
                 if by_type:
                     topic = self._topic(kind, event_type)
                 else:
                     # The text of a column is bytes in an event.
                     values = [one.encode() if isinstance(one, str) else one for one in extra]
-                    names = (row_id, event_id, kind, key, event_type)
-                    topic = self._topic_of(OutboxEvent(*names, None, None, None, tuple(values)))
+                    event = OutboxEvent(
+                        *(row_id, event_id, kind, key, event_type, None, None, None, tuple(values))
+                    )
+                    topic = self._topic_of(event)
                 if topic is None:
                     if not self._only:
                         self.report.rows += 1

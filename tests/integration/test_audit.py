@@ -173,6 +173,18 @@ def test_what_no_topic_takes_is_not_sent_again(sent: Harness) -> None:
     assert first.event_id in {message.event_id for message in sent.messages()}
 
 
+def test_rows_whose_names_are_null_are_missing_too(sent: Harness) -> None:
+    """An existing table may allow it."""
+    sent.database.sql(
+        f"ALTER TABLE {sent.table} MODIFY aggregate_id VARCHAR(64) NULL,"
+        " MODIFY event_id VARCHAR(64) NULL"
+    )
+    sent.database.sql(
+        f"INSERT INTO {sent.table} (aggregate_type, event_type, status) VALUES ('order', 'X', 2)"
+    )
+    assert audit(sent)["missing"] == {"sent": 0, "pending": 0, "dead": 1}
+
+
 def test_what_was_not_sent_is_missing_too(sent: Harness) -> None:
     """Rows that are pending or dead are nobody's to send again here."""
     sent.ins("k1", {"n": 1})
