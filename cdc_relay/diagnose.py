@@ -98,9 +98,10 @@ def look(connection: Connection, shape: TableShape) -> Picture:
         groups += [
             Group(status, int(tries), int(rows), max(0.0, float(oldest)))
             for tries, rows, oldest in ask(
-                f"SELECT retry_count, COUNT(*), {age} FROM (SELECT retry_count, created_at"
+                f"SELECT tries, COUNT(*), {age}"
+                " FROM (SELECT COALESCE(retry_count, 0) AS tries, created_at"
                 f" FROM {shape.quoted} WHERE status = {status} ORDER BY id {order} LIMIT {_ROWS})"
-                " AS some GROUP BY retry_count ORDER BY retry_count"
+                " AS some GROUP BY tries ORDER BY tries"
             )
         ]
     [(oldest_sent,)] = ask(f"SELECT {age} FROM {shape.quoted} WHERE status = {SENT}")

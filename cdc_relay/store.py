@@ -32,6 +32,8 @@ _READ_BYTES: Final = 8 * 1024 * 1024
 _FIRST_ROWS: Final = 100
 # What a row costs beside payload and headers.
 _ROW_BYTES: Final = 200
+# Columns of such a read, before those of the service's that the settings ask for.
+_OWN_COLUMNS: Final = 10
 
 _REASON_CHARACTERS: Final = 512
 _HIGHEST_ID: Final = 2**64 - 1
@@ -450,8 +452,8 @@ class Store:
         sql = (
             "SELECT id, event_id, aggregate_type, aggregate_id, event_type, payload,"
             # Computed by the server: a zero date has no Python value, and gives NULL here.
-            f" {headers}, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at), retry_count, status"
-            f"{self._shape.extra_sql} FROM {self._table}"
+            f" {headers}, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at),"
+            f" COALESCE(retry_count, 0), status{self._shape.extra_sql} FROM {self._table}"
             f" WHERE id IN ({','.join([str(int(row_id)) for row_id in part])}) ORDER BY id"
         )
         found: list[tuple[OutboxEvent, int, int]] = []
@@ -462,10 +464,13 @@ class Store:
                 # NULL in a column of an existing table reads as empty: the router judges it.
                 names = [name or "" for name in row[1:5]]
                 payload, also = _bytes(row[5]), _bytes(row[6])
-                extra = tuple([_bytes(value) for value in row[10:]])
+                size += _ROW_BYTES + len(payload or b"") + len(also or b"")
+                extra: tuple[bytes | None, ...] = ()
+                if len(row) > _OWN_COLUMNS:
+                    extra = tuple([_bytes(value) for value in row[_OWN_COLUMNS:]])
+                    size += sum([len(value or b"") for value in extra])
                 event = OutboxEvent._make((row[0], *names, payload, also, row[7], extra))
-                found.append((event, int(row[8]), int(row[9])))
-                size += _ROW_BYTES + sum([len(value or b"") for value in (payload, also, *extra)])
+                found.append((event, row[8], row[9]))
                 if size > 2 * _READ_BYTES:
                     rest = ids[bisect_right(ids, event.id) :]
                     break
@@ -492,9 +497,9 @@ class Store:
             parameters = (self._fitting(reason), event.event_id)
         sql = (
             f"UPDATE {self._table} SET {', '.join(changes)}, updated_at = UTC_TIMESTAMP(6)"
-            # An event id that is NULL was read as empty.
+            # NULL was read as empty, and as no failure.
             f" WHERE id = {int(event.id)} AND COALESCE(event_id, '') = %s AND status = {PENDING}"
-            f" AND retry_count = {int(retry_count)}"
+            f" AND COALESCE(retry_count, 0) = {int(retry_count)}"
         )
         if self._update(sql, parameters) == 0:
             return Failure("gone", retry_count, 0)
@@ -637,7 +642,8 @@ class Store:
         def part(status: int) -> str:
             refused = " AND next_retry_time IS NOT NULL" if status == PENDING else ""
             return (
-                "(SELECT event_id, aggregate_type, aggregate_id, event_type, retry_count, status,"
+                "(SELECT event_id, aggregate_type, aggregate_id, event_type,"
+                " COALESCE(retry_count, 0), status,"
                 f" {later}, {reason} FROM {self._table}{by_status} WHERE status = {status}{refused}"
                 f" ORDER BY next_retry_time LIMIT {int(limit)})"
             )
@@ -704,7 +710,7 @@ class Store:
         def part(condition: str) -> str:
             return (
                 f"SELECT outbox.id, outbox.aggregate_type, outbox.aggregate_id, {young}, {waits},"
-                f" outbox.retry_count FROM {self._table} AS outbox{by_retry}{dead}"
+                f" COALESCE(outbox.retry_count, 0) FROM {self._table} AS outbox{by_retry}{dead}"
                 f" WHERE outbox.status = {PENDING}{condition} AND outbox.id > {after_id}"
                 f" AND outbox.id <= {last_id} ORDER BY outbox.id LIMIT {limit}"
             )

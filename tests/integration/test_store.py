@@ -284,7 +284,7 @@ BARE = """
 CREATE TABLE outbox_event (
   id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY, event_id VARCHAR(64) NULL UNIQUE,
   aggregate_type VARCHAR(64) NULL, aggregate_id VARCHAR(64) NULL, event_type VARCHAR(128) NULL,
-  payload TEXT NULL, status TINYINT NOT NULL DEFAULT 0, retry_count INT NOT NULL DEFAULT 0,
+  payload TEXT NULL, status TINYINT NOT NULL DEFAULT 0, retry_count INT NULL,
   next_retry_time DATETIME NULL, created_at DATETIME NULL, updated_at DATETIME NULL
 )"""
 
@@ -336,6 +336,7 @@ def test_a_name_that_is_null_is_an_empty_one(
         assert outcome == ("dead" if tries else "retry")
         assert made.failing(10) == [(kind, key)]
     assert made.dead_aggregates(kind, key, 10) == [(kind, key)]
+    assert [one.tries for one in made.troubled(10)] == [2]
     assert made.dead_aggregates(kind, None, 10) == [(kind, key)]
     assert not made.has_pending(kind, key)
 
