@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from cdc_relay.config import Settings
 from cdc_relay.database import connected, describe_table, engine
 from cdc_relay.doctor.brokers import check_brokers, check_clock, check_topics
-from cdc_relay.doctor.finding import Finding
+from cdc_relay.doctor.finding import Finding, How, literal
 from cdc_relay.doctor.installation import check_installation, check_members, check_position
 from cdc_relay.doctor.server import ask, check_grants, check_server
 from cdc_relay.doctor.table import check_table
@@ -111,10 +111,24 @@ def _database(
 def _login(error: SourceError, settings: Settings) -> Finding:
     text = str(error)
     schema, _ = settings.schema_and_table()
+    # Which of its accounts the server took us for, it does not say.
+    account = f"{literal(settings.url().username or '')}@'%'"
+    mend: tuple[str, ...] = ()
+    how: How = ""
     if "has no schema" in text:
-        mend = (f"CREATE DATABASE `{schema}` CHARACTER SET utf8mb4;",)
-        return Finding("database", "connection", "failure", text, mend, "sql")
-    if "refused the login" in text:
-        mend = ("set user and password in database_url, or database_password_file",)
-        return Finding("database", "connection", "failure", text, mend, "advice")
-    return Finding("database", "connection", "failure", text)
+        mend, how = (f"CREATE DATABASE `{schema}` CHARACTER SET utf8mb4;",), "sql"
+    elif "refused the login" not in text:
+        pass
+    elif "is locked" in text:
+        mend, how = (f"ALTER USER {account} ACCOUNT UNLOCK;",), "sql"
+    elif "expired" in text:
+        how = "advice"
+        mend = (f"ALTER USER {account} IDENTIFIED BY '…'; with the new password in our settings",)
+    else:
+        how = "advice"
+        mend = (
+            "set user and password in database_url, or database_password_file",
+            "an account that is made with REQUIRE SSL takes no ssl_disabled in the URL, one with "
+            "REQUIRE X509 also takes database_tls_cert and database_tls_key",
+        )
+    return Finding("database", "connection", "failure", text, mend, how)

@@ -626,6 +626,29 @@ def test_a_wrong_password(mysql: Database, kafka: str) -> None:
     assert "wr0ng-secret" not in str(findings)
 
 
+def test_an_account_that_is_locked(mysql: Database, kafka: str) -> None:
+    mysql.create_outbox()
+    with mysql.user(*RELAY, f"SELECT, UPDATE {TABLE}") as user:
+        mysql.sql(f"ALTER USER {user.url.username}@'%' ACCOUNT LOCK")
+        ward = Ward(user, kafka, mysql.name, admin=mysql)
+        falls_ill_and_is_mended(ward, "connection", "failure", "is locked")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "advice"),
+    [("PASSWORD EXPIRE", "IDENTIFIED BY"), ("REQUIRE X509", "database_tls_cert")],
+)
+def test_an_account_that_asks_for_more(
+    mysql: Database, kafka: str, spoil: str, advice: str
+) -> None:
+    with mysql.user() as user:
+        mysql.sql(f"ALTER USER {user.url.username}@'%' {spoil}")
+        found = Ward(user, kafka, mysql.name, admin=mysql).finding("connection")
+        assert found is not None
+        assert (found.level, found.how) == ("failure", "advice")
+        assert advice in " ".join(found.mend)
+
+
 def test_kafka_is_away(mysql: Database) -> None:
     mysql.create_outbox()
     findings = Ward(mysql, "127.0.0.1:1", mysql.name).findings()
