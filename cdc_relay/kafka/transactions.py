@@ -45,6 +45,8 @@ _CLOSELY_S: Final = 0.05
 _FEW_RECORDS: Final = 200
 # Between two looks at whether to go on, while the brokers are waited for.
 _LOOK_S: Final = 0.2
+# Records of a portion that are not acknowledged for so long are stuck.
+_STALLED_S: Final = 1.0
 # After this the library is asked again.
 _CALL_S: Final = 4.0
 
@@ -216,9 +218,20 @@ class TransactionalSink:
                 self._look(going_on, "stopped while the queue is full")
 
     def _acknowledge(self, going_on: Callable[[], bool]) -> None:
-        """Wait until everything queued is acknowledged or refused."""
-        while self._producer.flush(_LOOK_S):
+        """Wait until everything queued is acknowledged or refused.
+
+        A batch that stands behind a refused one of its partition is refused for its sequence
+        numbers. librdkafka sends nothing more then and does not say so: what does not move is given
+        up, and sent again in a new transaction.
+        """
+        least, moved_at = len(self._producer), time.monotonic()
+        while left := self._producer.flush(_LOOK_S):
             self._look(going_on, "stopped while the brokers do not answer")
+            now = time.monotonic()
+            if left < least:
+                least, moved_at = left, now
+            elif now - moved_at > _STALLED_S:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "records do not move"))
 
     def _send_offsets(self, going_on: Callable[[], bool]) -> None:
         """Bind the transaction to the member's generation of the group."""

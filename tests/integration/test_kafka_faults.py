@@ -36,8 +36,9 @@ from cdc_relay.config import load
 from cdc_relay.database import connected, describe_table, engine
 from cdc_relay.errors import SinkUnavailableError
 from cdc_relay.kafka.checkpoints import read_last, topic_name
+from cdc_relay.kafka.transactions import TransactionalSink
 from cdc_relay.owner import Owner
-from cdc_relay.router import Router
+from cdc_relay.router import Record, Router
 from cdc_relay.store import Store
 from dev.kafka import Kafka
 from dev.mysql import MySQL
@@ -112,6 +113,41 @@ def status(shop: Harness) -> dict[str, Any]:
 def large(size: int) -> dict[str, str]:
     """A payload of at least that size in any compression."""
     return {"text": os.urandom(size).hex()}
+
+
+def test_a_topic_of_small_batches_and_a_record_that_is_too_large(
+    make: MakeShop, mysql: Database
+) -> None:
+    """What stands behind a refused batch gets stuck in the client library, which does not say so;
+    it is sent again, within the same call, until each record is judged. It once took the time of
+    a transaction, and began anew."""
+    shop = make(mysql)
+    shop.create_topic(partitions=3, **{"max.message.bytes": "3000"})
+    settings = load(environ=shop.environment())
+    topic = shop.topic_prefix + "order"
+    records = [
+        Record(
+            topic,
+            f"k{n % 100}".encode(),
+            json.dumps({"n": n, **large(30)}).encode(),
+            [("id", b"e-%d" % n)],
+            0,
+        )
+        for n in range(1000)
+    ]
+    records[501] = records[501]._replace(value=json.dumps(large(4000)).encode())
+    sink = TransactionalSink(settings, "fallback", None, lambda: True)
+    try:
+        assert set(sink.deliver(records, None, lambda: True)) == {501}
+        del records[501]
+        assert sink.deliver(records, None, lambda: True) == {}
+    finally:
+        sink.close(1.0)
+    expected: dict[str, list[int]] = defaultdict(list)
+    for n in range(1000):
+        if n != 501:
+            expected[f"k{n % 100}"].append(n)
+    assert in_order(shop) == expected
 
 
 # --- the producer and its queue -------------------------------------------------------------------
