@@ -236,6 +236,7 @@ class Owner:
                 )
             self._anchors = 0
             return last
+        position = source.anchor()
         sweeping = self._settings.mark != "none"
         self.vitals.anchors += 1
         log.warning(

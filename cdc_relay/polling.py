@@ -31,3 +31,5 @@ class PollingSource:
     def current(self) -> Position:
         """Nowhere."""
         return NOWHERE
+
+    anchor = current

@@ -80,6 +80,10 @@ class Source(Protocol):
         """The end of the source now."""
         ...
 
+    def anchor(self) -> Position:
+        """The same, with what tells a log that has begun anew from this one."""
+        ...
+
 
 class StopAskedError(Exception):
     """The relay was asked to stop while rows were in work; they stay before the checkpoint."""

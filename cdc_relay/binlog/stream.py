@@ -19,7 +19,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from struct import pack
 from typing import Any, Final, NoReturn
 
@@ -195,6 +195,16 @@ class BinlogSource:
     def current(self) -> Position:
         """The end of the server's binlog now."""
         return self.inspect().position
+
+    def anchor(self) -> Position:
+        """``current``, with the time its file was begun: a relay that is killed before it has read
+        anything must know the file again."""
+        while True:
+            before = self.current()
+            born = self._begun(before.file)
+            after = self.current()
+            if before.file == after.file and not before.is_beyond(after):
+                return replace(before, born=born)
 
     def _begun(self, file: str) -> int:
         """When the server began ``file``, seconds since 1970; 0 where it has no such file."""

@@ -91,6 +91,10 @@ class Plan:
     late_topic: float
     """When the topic of one aggregate type is created; past the end: when all is healed."""
     faults: tuple[Fault, ...]
+    xa: bool
+    """Some transactions have two phases."""
+    source: str
+    """binlog or polling."""
     seconds: float = SECONDS
     """How long the services write, and faults happen."""
 
@@ -100,7 +104,7 @@ class Plan:
             f" on_dead={self.on_dead} max_tries={self.max_tries} batch_rows={self.batch_rows}"
             f" queue_rows={self.queue_rows} session_timeout={self.session_timeout}"
             f" hidden={self.hidden} unsendable={self.unsendable} narrow={self.narrow}"
-            f" late_topic={self.late_topic:.1f}"
+            f" late_topic={self.late_topic:.1f} xa={self.xa} source={self.source}"
         )
 
     @property
@@ -127,9 +131,12 @@ def make(seed: int) -> Plan:
     narrow = chance.random() < 0.4
     late_topic = chance.choice((0.0, chance.uniform(4, SECONDS), 99.0))
     max_tries = chance.choice((1, 10))
+    server = chance.choice(("mysql", "mysql", "bare", "mariadb"))
+    # Of its own, so that what else a seed means does not depend on it.
+    also = random.Random(f"chaos-also-{seed}")
     return Plan(
         seed=seed,
-        server=chance.choice(("mysql", "mysql", "bare", "mariadb")),
+        server=server,
         delivery=delivery,
         mark=mark,
         relays=relays,
@@ -144,6 +151,8 @@ def make(seed: int) -> Plan:
         narrow=narrow,
         late_topic=late_topic,
         faults=_faults(chance, kinds, relays),
+        xa=also.random() < 0.5,
+        source="polling" if marks and also.random() < 0.15 else "binlog",
     )
 
 

@@ -73,6 +73,7 @@ class Run:
             "KAFKA_BOOTSTRAP": self._stage.broker.proxied,
             "DELIVERY": plan.delivery,
             "MARK": plan.mark,
+            "SOURCE": plan.source,
             "ON_DEAD": plan.on_dead,
             "MAX_TRIES": str(plan.max_tries),
             "BATCH_ROWS": str(plan.batch_rows),
@@ -93,8 +94,9 @@ class Run:
         self._writers = Writers(database, shop.table, self.plan)
         for number in range(self.plan.relays):
             self._start_relay(number)
-        shop.until(lambda: any('"streaming"' in one.text() for one in self._relays.values()))
-        if self.plan.mark == "none":
+        if self.plan.source == "binlog":
+            shop.until(lambda: any('"streaming"' in one.text() for one in self._relays.values()))
+        if self.plan.source == "polling" or self.plan.mark == "none":
             shop.until(shop.checkpoint)  # from here on everything counts
         self._writers.start()
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -113,18 +114,26 @@ class Writers:
 
     def _run(self, writer: int, chance: random.Random) -> None:
         number = 0
-        while not self._stopping.is_set():
+        deadline = 0.0
+        while True:
+            # What is prepared must not stay so, when the end has come as well.
+            if self._stopping.is_set():
+                deadline = deadline or time.monotonic() + 60
+                if time.monotonic() > deadline:
+                    raise TimeoutError("the database does not come back")
             try:
                 connection = self._database.connect()
             except pymysql.err.Error:
-                self._stopping.wait(0.05)
+                time.sleep(0.05)
                 continue
             try:
+                self._recover(connection, writer)
                 while not self._stopping.is_set():
                     number += 1
                     self._transaction(connection, writer, number, chance)
                     self._stopping.wait(_PAUSE_S * chance.random() * 2)
                 connection.close()
+                return
             except pymysql.err.Error:  # gone, or a deadlock: the journal tells
                 with suppress(Exception):
                     connection.close()
@@ -134,9 +143,13 @@ class Writers:
     ) -> None:
         transaction = self._transactions[writer, number] = Transaction()
         hidden = self._plan.hidden and chance.random() < 0.05
+        xid = f"'{self._database.name}-{writer}-{number}'"
+        two_phases = self._plan.xa and not hidden and chance.random() < 0.2
         with connection.cursor() as cursor:
             if hidden:
                 cursor.execute("SET SESSION sql_log_bin = 0")
+            if two_phases:
+                cursor.execute(f"XA START {xid}")
             cursor.execute("INSERT INTO journal VALUES (%s, %s)", (writer, number))
             made = 0
             for _ in range(chance.choice((1, 1, 1, 2, 3))):
@@ -159,13 +172,29 @@ class Writers:
                     transaction.events += rows
             if chance.random() < 0.01:
                 self._stopping.wait(1.0)  # a long transaction
-            if chance.random() < 0.1:
-                connection.rollback()
+            ending = "ROLLBACK" if chance.random() < 0.1 else "COMMIT"
+            if two_phases:
+                cursor.execute(f"XA END {xid}")
+                cursor.execute(f"XA PREPARE {xid}")
+                self._stopping.wait(chance.choice((0.0, 0.0, 0.5)))
+                cursor.execute(f"XA {ending} {xid}")
             else:
-                connection.commit()
-                transaction.acknowledged = True
+                cursor.execute(ending)
+            transaction.acknowledged = ending == "COMMIT"
             if hidden:
                 cursor.execute("SET SESSION sql_log_bin = 1")
+
+    def _recover(self, connection: Any, writer: int) -> None:
+        """As a transaction manager after a crash: end what this writer has prepared."""
+        prefix = f"{self._database.name}-{writer}-"
+        with connection.cursor() as cursor:
+            cursor.execute("XA RECOVER")
+            for _, length, _, xid in cursor.fetchall():
+                name = str(xid)[:length]
+                if name.startswith(prefix):
+                    cursor.execute(f"XA COMMIT '{name}'")
+                    number = int(name.removeprefix(prefix))
+                    self._transactions[writer, number].acknowledged = True
 
     def _insert(self, cursor: Any, rows: list[Event], chance: random.Random) -> None:
         sql = INSERT.format(table=self._table)

@@ -7,6 +7,7 @@ authentication at the first login and TLS with the server's CA: ``test_relay.py`
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -123,6 +124,23 @@ def test_a_log_that_was_reset_loses_no_row(own_shop: Harness) -> None:
     assert ids(shop) == expected
     expected.append(shop.ins("a", {"n": 4}))
     assert shop.spawn("start", "--until-current").wait() == 0
+    assert ids(shop) == expected
+
+
+def test_a_log_that_was_reset_before_anything_was_read(own_shop: Harness) -> None:
+    """The relay knows its anchor's file again, however little it lived."""
+    shop, database = own_shop, own_shop.database
+    reset = "RESET MASTER" if database.is_mariadb else "RESET BINARY LOGS AND GTIDS"
+    database.sql(reset)
+    relay = shop.spawn("start", TEST_FAULT="saved:1")
+    assert relay.wait() == -signal.SIGKILL, relay.text()
+    expected = [shop.ins("a", {"n": n}) for n in range(5)]
+    time.sleep(1.1)  # what tells the files apart are the seconds of their beginning
+    database.sql(reset)
+    expected += [shop.ins("a", {"n": n}) for n in range(5, 10)]
+    relay = shop.spawn("start", "--until-current")
+    assert relay.wait() == 0, relay.text()
+    assert "position lost" in relay.text()
     assert ids(shop) == expected
 
 
