@@ -18,9 +18,9 @@ from confluent_kafka.admin import AdminClient
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, SinkUnavailableError
 from cdc_relay.kafka.checkpoints import topic_name
-from cdc_relay.kafka.client import UNKNOWN_TOPIC, base_config, create, sink_error
+from cdc_relay.kafka.client import UNKNOWN_TOPIC, base_config, create, sink_error, text
 
-log = structlog.get_logger(__name__)
+log: Any = structlog.get_logger(__name__)
 
 _CONFIRM_TIMEOUT_S: Final = 10.0
 # Codes with which a broker tells that the member is not (or no longer) of this generation.
@@ -173,12 +173,21 @@ class Membership:
         """Leave the group: another member takes over at once."""
         self._consumer.close()
 
+    # What a callback raises is pending in the C code while that calls the next one: none may.
+
     def _assigned(self, consumer: Any, partitions: list[Any]) -> None:
-        consumer.incremental_assign(partitions)
-        consumer.pause(partitions)
+        try:
+            consumer.incremental_assign(partitions)
+            consumer.pause(partitions)
+        except KafkaException as error:  # the group has gone on meanwhile, and assigns anew
+            log.debug("assignment outdated", reason=text(error))
+            return
         self._was_let_in = True
         self._owned |= {partition.partition for partition in partitions}
 
     def _revoked(self, consumer: Any, partitions: list[Any]) -> None:
         self._owned -= {partition.partition for partition in partitions}
-        consumer.incremental_unassign(partitions)
+        try:
+            consumer.incremental_unassign(partitions)
+        except KafkaException as error:
+            log.debug("revocation outdated", reason=text(error))
