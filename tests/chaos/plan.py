@@ -134,7 +134,7 @@ def make(seed: int) -> Plan:
     server = chance.choice(("mysql", "mysql", "bare", "mariadb"))
     # Of its own, so that what else a seed means does not depend on it.
     also = random.Random(f"chaos-also-{seed}")
-    plan = Plan(
+    return Plan(
         seed=seed,
         server=server,
         delivery=delivery,
@@ -154,9 +154,6 @@ def make(seed: int) -> Plan:
         xa=also.random() < 0.5,
         source="polling" if marks and also.random() < 0.15 else "binlog",
     )
-    # A crash of MariaDB leaves transactions that are prepared in the engine and not in its log.
-    crashes = any(fault.name == "database-kill" for fault in plan.faults)
-    return replace(plan, xa=False) if server == "mariadb" and crashes else plan
 
 
 def _faults(chance: random.Random, kinds: list[Kind], relays: int) -> tuple[Fault, ...]:

@@ -187,14 +187,16 @@ class Writers:
     def _recover(self, connection: Any, writer: int) -> None:
         """As a transaction manager after a crash: end what this writer has prepared."""
         prefix = f"{self._database.name}-{writer}-"
+        connection.autocommit(True)  # MariaDB ends nothing in a session that has begun something
         with connection.cursor() as cursor:
             cursor.execute("XA RECOVER")
             for _, length, _, xid in cursor.fetchall():
-                name = str(xid)[:length]
+                name = (xid if isinstance(xid, str) else xid.decode())[:length]  # MariaDB: bytes
                 if name.startswith(prefix):
                     cursor.execute(f"XA COMMIT '{name}'")
                     number = int(name.removeprefix(prefix))
                     self._transactions[writer, number].acknowledged = True
+        connection.autocommit(False)
 
     def _insert(self, cursor: Any, rows: list[Event], chance: random.Random) -> None:
         sql = INSERT.format(table=self._table)
