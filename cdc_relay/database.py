@@ -108,6 +108,7 @@ def engine(settings: Settings) -> Engine:
         _check_connection(connection, record, settings.read_timeout)
 
     event.listen(made, "checkout", check)
+    event.listen(made, "checkin", _forget)
     if settings.mark_row_image == "minimal":
         event.listen(made, "connect", _minimal_row_image)
     return made
@@ -136,6 +137,12 @@ def _check_connection(connection: Any, record: Any, timeout: float) -> None:
         raise exc.InvalidatePoolError from None
     finally:
         connection._read_timeout = patience
+
+
+def _forget(connection: Any, _record: object) -> None:
+    """Let go of the last answer, which PyMySQL keeps until the next one: it may be large."""
+    if connection is not None:  # None where it was given up
+        connection._result = None
 
 
 def _minimal_row_image(connection: Any, _record: object) -> None:
@@ -274,7 +281,9 @@ def streamed(connection: Connection, sql: str) -> Iterator[Iterator[Any]]:
         if unread is not None and unread.unbuffered_active:
             # Else PyMySQL would read all the rest before it lets go of it.
             unread.unbuffered_active = False
+            unread.rows = unread.connection = None  # large, and part of a cycle
             connection.invalidate()
+        result.close()
 
 
 def explain(error: Exception, url: URL) -> SourceError:

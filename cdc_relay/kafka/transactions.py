@@ -37,12 +37,6 @@ log = structlog.get_logger(__name__)
 # What a transaction says that has a topic in it which was deleted: the calls behind the one that
 # was told so find the transaction failed.
 _MAYBE_GONE: Final = UNKNOWN_TOPIC | {KafkaError._STATE}
-# The markers of a transaction are written after its commit is answered, and the next one is told to
-# try again until they are there: librdkafka does so at once for offsets (retry.backoff.ms), and
-# after 20 ms for records. So offsets go first where a transaction follows closely; not where
-# queueing its records takes as long.
-_CLOSELY_S: Final = 0.05
-_FEW_RECORDS: Final = 200
 # Between two looks at whether to go on, while the brokers are waited for.
 _LOOK_S: Final = 0.2
 # Records of a portion that are not acknowledged for so long are stuck.
@@ -83,7 +77,6 @@ class TransactionalSink:
         timeout_ms = int(settings.transaction_timeout * 1000)
         self._calls = Calls("transactions")
         self._give_up_at = 0.0
-        self._committed_at = 0.0
         self._producer: Any = create(
             Producer,
             {
@@ -141,12 +134,8 @@ class TransactionalSink:
             self._refused.clear()
             self._give_up_at = time.monotonic() + self._settings.transaction_timeout
             try:
-                since = time.monotonic() - self._committed_at
-                early = since < _CLOSELY_S and len(records) <= _FEW_RECORDS
                 self._producer.begin_transaction()
                 faults.point("begun")
-                if early:
-                    self._send_offsets(going_on)
                 for portion in portions:
                     refused = self._produce(records, *portion, going_on)
                     if not refused and len(portions) > 1:
@@ -156,11 +145,7 @@ class TransactionalSink:
                     self._portions.passed(portion)
                 else:
                     faults.point("produced")
-                    if checkpoint is not None:
-                        self._queue(checkpoint, going_on)
-                    if not early:
-                        self._send_offsets(going_on)
-                    self._commit(going_on)
+                    self._commit(checkpoint, going_on)
                     self._portions.committed()
                     return {}
             except KafkaException as error:
@@ -233,22 +218,20 @@ class TransactionalSink:
             elif now - moved_at > _STALLED_S:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "records do not move"))
 
-    def _send_offsets(self, going_on: Callable[[], bool]) -> None:
-        """Bind the transaction to the member's generation of the group."""
-        if self._membership is None or self._owner == "fallback":
-            return
+    def _commit(self, checkpoint: Record | None, going_on: Callable[[], bool]) -> None:
+        # Offsets after the records, never before them: that way round was faster under a steady
+        # load, and one broker restart in five left the transaction open for ever (librdkafka 2.16).
+        if checkpoint is not None:
+            self._queue(checkpoint, going_on)
         producer = self._producer
-        offsets, member = self._membership.offsets(self._owner), self._membership.metadata()
-        self._insist(
-            lambda: producer.send_offsets_to_transaction(offsets, member, _CALL_S), going_on
-        )
-
-    def _commit(self, going_on: Callable[[], bool]) -> None:
+        if self._membership is not None and self._owner != "fallback":
+            offsets, member = self._membership.offsets(self._owner), self._membership.metadata()
+            self._insist(
+                lambda: producer.send_offsets_to_transaction(offsets, member, _CALL_S), going_on
+            )
         faults.point("committing")
         # The outcome is open until the coordinator has answered.
-        producer = self._producer
         self._insist(lambda: producer.commit_transaction(_CALL_S), going_on)
-        self._committed_at = time.monotonic()
 
     def _insist(self, call: Callable[[], None], going_on: Callable[[], bool]) -> None:
         """Call again while the library says that its wait may be resumed. A call that overruns its

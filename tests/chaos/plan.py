@@ -91,12 +91,12 @@ class Plan:
     late_topic: float
     """When the topic of one aggregate type is created; past the end: when all is healed."""
     faults: tuple[Fault, ...]
-    xa: bool
-    """Some transactions have two phases."""
-    source: str
-    """binlog or polling."""
     seconds: float = SECONDS
     """How long the services write, and faults happen."""
+    xa: bool = False
+    """Some transactions have two phases."""
+    source: str = "binlog"
+    """Or polling."""
 
     def __str__(self) -> str:
         return (
