@@ -82,14 +82,14 @@ def test_a_backlog(side: Side) -> None:
     statements = used(side.statements(), before)
     requests = side.requests.counts - asked.counts
     assert requests["InitProducerId"] == 2, requests  # the shard's, and the pass's to fence it
-    assert 5 <= requests["EndTxn"] <= 20, requests  # seen: 11
+    assert 5 <= requests["EndTxn"] <= 40, requests  # seen: 11
     assert requests["TxnOffsetCommit"] == requests["EndTxn"], requests
-    assert requests["Produce"] <= 150, requests  # seen: 65
-    assert side.requests.bytes - asked.bytes < 750_000  # seen: 622,472
-    assert 5 <= statements["update"] <= 20, statements  # seen: 9
-    assert statements["select"] <= 30, statements  # seen: 22
+    assert requests["Produce"] <= 300, requests  # seen: 65
+    assert side.requests.bytes - asked.bytes < 800_000  # seen: 622,472
+    assert 5 <= statements["update"] <= 40, statements  # seen: 9
+    assert statements["select"] <= 60, statements  # seen: 22
     assert statements.get("rollback", 0) == 0, statements
-    assert sum(statements.values()) <= 150, statements  # seen: 91
+    assert sum(statements.values()) <= 200, statements  # seen: 91
 
 
 def test_one_event_after_the_other(side: Side) -> None:
