@@ -13,7 +13,6 @@ if __name__ == "__main__":
             "python -m benchmarks",
             {},
             SCENARIOS,
-            None,
             when_named=WHEN_NAMED,
             without_kafka=WITHOUT_KAFKA,
         )

@@ -6,7 +6,7 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,6 @@ def run(
     program: str,
     about: Mapping[str, str],
     scenarios: Scenarios,
-    argv: Sequence[str] | None,
     *,
     orders: int = 118_402,
     when_named: Collection[str] = (),
@@ -43,7 +42,7 @@ def run(
 ) -> int:
     """Measure, print the table; 0 done, 1 something failed (said on stderr). Without names on the
     command line all scenarios run but those of ``when_named``."""
-    arguments = _parser(program, scenarios, orders).parse_args(argv)
+    arguments = _parser(program, scenarios, orders).parse_args()
     names: list[str] = arguments.scenarios or [name for name in scenarios if name not in when_named]
     plan = Plan(arguments.orders, arguments.runs, min(arguments.slice, arguments.orders))
     # So that the servers are stopped and removed then as well.

@@ -3,13 +3,12 @@ and memory flat in all of them."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Final
 
 from benchmarks.command import Plan
 from benchmarks.figures import Figure
 from benchmarks.place import PARTITIONS, Place
-from benchmarks.relay import Relay
+from benchmarks.relay import ready
 from dev.console import say
 
 _MIB: Final = 2**20
@@ -20,8 +19,6 @@ _PARTITIONS: Final = (1, 8, 64)
 _BACKLOG: Final = 1_000_000
 # Rows of one transaction: the backlog is made by the server, at a rate that makes 10⁷ bearable.
 _TRANSACTION: Final = 1_000
-
-_numbers = itertools.count(1)
 
 
 def growth(place: Place, plan: Plan) -> list[Figure]:
@@ -38,8 +35,7 @@ def growth(place: Place, plan: Plan) -> list[Figure]:
 
 def _measure(place: Place, name: str, rows: int, aggregates: int, partitions: int) -> list[Figure]:
     place.clear()
-    one = Relay(place, f"growth-{next(_numbers)}", "exactly_once", "none")
-    one.prepare(partitions)
+    one = ready(place, "exactly_once", "none", partitions=partitions)
     _fill(place, rows, aggregates)
     process = one.run()
     records = place.records(one.topic)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Final
 
 from benchmarks import workload
 from benchmarks.command import Plan
 from benchmarks.figures import Figure
 from benchmarks.place import Place
-from benchmarks.relay import Relay
+from benchmarks.relay import ready
 from dev.console import say
 
 _MODES: Final = (
@@ -20,8 +19,6 @@ _MODES: Final = (
     ("delete", "minimal"),
 )
 
-_numbers = itertools.count(1)
-
 
 def marks(place: Place, plan: Plan) -> list[Figure]:
     """Each mode on a backlog of its own of the same kind; the server writes whole row images
@@ -31,8 +28,7 @@ def marks(place: Place, plan: Plan) -> list[Figure]:
         written, database = [], []
         for turn in range(plan.runs):
             place.clear()
-            one = Relay(place, f"marks-{next(_numbers)}", "exactly_once", mark, image)
-            one.prepare()
+            one = ready(place, "exactly_once", mark, mark_row_image=image)
             workload.load(place, "orders", plan.orders)
             before = place.binlog_bytes()
             done = one.drain(plan.orders)

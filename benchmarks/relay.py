@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import subprocess
@@ -16,10 +17,15 @@ from typing import Final
 from benchmarks.place import PARTITIONS, Arrivals, Place
 from benchmarks.reader import peak_rss
 
+# The marks come last: the others would read them.
+MODES: Final = (("at_least_once", "none"), ("exactly_once", "none"), ("exactly_once", "update"))
+
 _TIMEOUT_S: Final = 900
 _POLL_S: Final = 0.02
 # What a Java peer reads while its compiler still works.
 _COLD_ROWS: Final = 100_000
+
+_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,20 @@ class Relay:
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
             )
+
+
+def ready(
+    place: Place,
+    delivery: str,
+    mark: str,
+    *,
+    mark_row_image: str = "server",
+    partitions: int = PARTITIONS,
+) -> Relay:
+    """A new relay whose checkpoint lies at the present end of the binlog, its topic empty."""
+    one = Relay(place, f"bench-{next(_numbers)}", delivery, mark, mark_row_image)
+    one.prepare(partitions)
+    return one
 
 
 @dataclass(frozen=True)

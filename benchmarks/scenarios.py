@@ -6,7 +6,6 @@ meets all of them; ratios are taken within a turn.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -19,7 +18,7 @@ from benchmarks.latency import steady
 from benchmarks.marks import marks
 from benchmarks.place import Place
 from benchmarks.reader import Job, Reader, Reading, active_decoder, read
-from benchmarks.relay import Drain, Relay
+from benchmarks.relay import MODES, Drain, Relay, ready
 from benchmarks.writer import measure
 from cdc_relay.binlog.stream import inspect
 from dev.console import say
@@ -32,10 +31,6 @@ _PACES: Final = (200, 1000, 2000)
 _STEADY_S: Final = 15.0
 
 _OURS: Final[tuple[Reader, ...]] = ("ours-python", "ours")
-# The marks come last: the others would read them.
-_MODES: Final = (("at_least_once", "none"), ("exactly_once", "none"), ("exactly_once", "update"))
-
-_numbers = itertools.count(1)
 
 
 def decode(place: Place, plan: Plan) -> list[Figure]:
@@ -85,7 +80,7 @@ def skip(place: Place, plan: Plan) -> list[Figure]:
 def relay(place: Place, plan: Plan) -> list[Figure]:
     """The whole path: binlog to records that Kafka has acknowledged, marks and checkpoint."""
     stock: dict[Reader, list[Reading]] = {"stock": [], "stock-tuned": []}
-    drains: dict[tuple[str, str], list[Drain]] = {mode: [] for mode in _MODES}
+    drains: dict[tuple[str, str], list[Drain]] = {mode: [] for mode in MODES}
     for turn in range(plan.runs):
         relays = [_ready(place, *mode) for mode in drains]
         start = _backlog(place, "orders", plan.orders, clear=False)
@@ -216,9 +211,7 @@ def _readers() -> dict[Reader, list[Reading]]:
 def _ready(place: Place, delivery: str, mark: str) -> Relay:
     """A new relay whose checkpoint lies at the present end of the binlog, its topic empty."""
     place.clear()
-    one = Relay(place, f"bench-{next(_numbers)}", delivery, mark)
-    one.prepare()
-    return one
+    return ready(place, delivery, mark)
 
 
 def _compared(

@@ -8,20 +8,11 @@ from typing import Final, Literal, get_args
 from cdc_relay.columns import Columns
 from cdc_relay.config import Settings
 from cdc_relay.database import quote
-from cdc_relay.outbox import OPTIONAL_COLUMNS
+from cdc_relay.outbox import OPTIONAL_COLUMNS, marked_columns
 
 Role = Literal["relay", "compensator", "writer"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 Dialect = Literal["mysql", "mariadb"]
-
-# All else of a row is the service's.
-_MARKED: Final = ("status", "retry_count", "next_retry_time", "updated_at")
-_MARKED_TOO: Final = tuple(name for name in OPTIONAL_COLUMNS if name != "headers")
-
-
-def marked_columns(there: Collection[str] = OPTIONAL_COLUMNS) -> tuple[str, ...]:
-    """What marking and parking change in a table that has the columns ``there``."""
-    return (*_MARKED, *(name for name in _MARKED_TOO if name in there))
 
 
 def grants(

@@ -49,6 +49,9 @@ REQUIRED_COLUMNS: Final = (
 )
 OPTIONAL_COLUMNS: Final = ("headers", "last_error", "sent_at")
 COLUMNS: Final = (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS)
+# All else of a row is the service's.
+_MARKED: Final = ("status", "retry_count", "next_retry_time", "updated_at")
+_MARKED_TOO: Final = ("last_error", "sent_at")
 
 DEBEZIUM_COLUMNS: Final[Mapping[str, str]] = {
     "id": "outbox_id",
@@ -109,6 +112,11 @@ _OPTIONS: Final[dict[str, Any]] = {
 
 PayloadColumn = Literal["json", "text", "binary"]
 """What the payload column is: JSON, LONGTEXT, or LONGBLOB (Avro, Protobuf)."""
+
+
+def marked_columns(there: Collection[str] = OPTIONAL_COLUMNS) -> tuple[str, ...]:
+    """What marking and parking change in a table that has the columns ``there``."""
+    return (*_MARKED, *(name for name in _MARKED_TOO if name in there))
 
 
 def outbox_table(

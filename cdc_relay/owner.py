@@ -225,8 +225,8 @@ class Owner:
             reason = reason or "the relay polled the table before: there is no position"
         if last is None and self.vitals.saved and not reason:
             raise PositionLostError("the checkpoint is gone: its topic was deleted")
-        position: Position = source.current()
         if last is not None and not reason:
+            position: Position = source.current()
             beyond = last.position.is_beyond(position)
             # Too far for a dump without GTIDs is said in its own words, by the source.
             if beyond and (last.position.gtids is not None or not last.position.is_far):

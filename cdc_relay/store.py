@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 from sqlalchemy import Engine
 
 from cdc_relay.database import TableShape, connected, database_errors, retry_locked, streamed
-from cdc_relay.outbox import DEAD, PENDING, SENT, OutboxEvent
+from cdc_relay.outbox import DEAD, PENDING, SENT, OutboxEvent, marked_columns
 from cdc_relay.position import Position
 from cdc_relay.server import current_position
 
@@ -200,9 +200,7 @@ class Store:
     def check_update(self) -> None:
         """Raise ``SourceError`` where sent and failed rows could not be written down: found out
         after the first record, that would mean sending it again and again. Changes no row."""
-        columns = ["status", "retry_count", "next_retry_time", "updated_at"]
-        columns += [name for name in ("last_error", "sent_at") if name in self._shape.columns]
-        same = ", ".join(f"{name} = {name}" for name in columns)
+        same = ", ".join(f"{name} = {name}" for name in marked_columns(self._shape.columns))
         # No row has that status; the grant is asked for all the same.
         self._update(f"UPDATE {self._table} SET {same} WHERE id = 0 AND status = -1", ())
         if self._mark == "delete":
@@ -221,8 +219,7 @@ class Store:
     def pending(self, ids: Sequence[int]) -> list[tuple[int, str]]:
         """Return (id, event_id) of the rows of ``ids`` that are pending."""
         found: list[tuple[int, str]] = []
-        for start in range(0, len(ids), _MARK_ROWS):
-            part = ",".join([str(int(row_id)) for row_id in ids[start : start + _MARK_ROWS]])
+        for part in _lists(ids):
             sql = (
                 f"SELECT id, event_id FROM {self._table}{self._shape.force_index('id')}"
                 f" WHERE id IN ({part}) AND status = {PENDING}"
@@ -292,8 +289,7 @@ class Store:
     def states(self, ids: Sequence[int]) -> dict[int, tuple[str, int]]:
         """Return event id and status, by id, of the rows of ``ids`` that exist."""
         found: dict[int, tuple[str, int]] = {}
-        for start in range(0, len(ids), _MARK_ROWS):
-            part = ",".join([str(int(row_id)) for row_id in ids[start : start + _MARK_ROWS]])
+        for part in _lists(ids):
             sql = f"SELECT id, event_id, status FROM {self._table} WHERE id IN ({part})"
             for row_id, event_id, status in self._read(sql):
                 found[row_id] = (event_id or "", int(status))
@@ -432,8 +428,7 @@ class Store:
         """Return when the rows of ``ids``, which came out of the binlog this moment, are visible
         to SELECT. Until they are, they are locked: their locks are waited for. What is missing
         then is gone."""
-        for start in range(0, len(ids), _MARK_ROWS):
-            part = ",".join([str(int(row_id)) for row_id in ids[start : start + _MARK_ROWS]])
+        for part in _lists(ids):
             self._read(f"SELECT id FROM {self._table} WHERE id IN ({part}) LOCK IN SHARE MODE")
 
     def _events(
@@ -823,6 +818,12 @@ class PendingScan:
 def _which(event_ids: Sequence[str] | None) -> tuple[str, tuple[object, ...]]:
     """A condition on event ids and its parameters; none where all rows are meant."""
     return ("", ()) if event_ids is None else (" AND event_id IN %s", (list(event_ids),))
+
+
+def _lists(ids: Sequence[int]) -> Iterator[str]:
+    """The ids as texts for IN (...), each of bounded length."""
+    for start in range(0, len(ids), _MARK_ROWS):
+        yield ",".join([str(int(row_id)) for row_id in ids[start : start + _MARK_ROWS]])
 
 
 def _aggregate(names: Sequence[str | None]) -> Aggregate:

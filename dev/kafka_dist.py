@@ -7,8 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from dev import apt, cache
-from dev.console import DevError, run, say, size, watching
+from dev import apt, cache, maven
+from dev.console import DevError
 
 VERSION = "4.3.1"
 _LOGGING = "2.25.4"
@@ -20,22 +20,10 @@ JVM = (
     "-XX:+ExplicitGCInvokesConcurrent",
     "-Djava.awt.headless=true",
 )
-_POM = f"""<project>
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>cdc-relay</groupId><artifactId>kafka</artifactId><version>1</version>
-  <packaging>pom</packaging>
-  <dependencies>
-    <dependency>
-      <groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId>
-      <version>{VERSION}</version>
-    </dependency>
-    <dependency>
-      <groupId>org.apache.logging.log4j</groupId><artifactId>log4j-slf4j-impl</artifactId>
-      <version>{_LOGGING}</version>
-    </dependency>
-  </dependencies>
-</project>
-"""
+_LIBRARIES = (
+    ("org.apache.kafka", "kafka_2.13", VERSION),
+    ("org.apache.logging.log4j", "log4j-slf4j-impl", _LOGGING),
+)
 _LOG4J = """rootLogger.level = INFO
 rootLogger.appenderRef.out.ref = out
 appender.out.type = Console
@@ -61,15 +49,9 @@ def java() -> str:
     return found
 
 
-def maven() -> None:
-    """See to it that Maven is on PATH."""
-    if shutil.which("mvn") is None:
-        apt.install("maven")
-
-
 def can_fetch() -> bool:
     """Tell whether Java and Maven are there or may be installed."""
-    if _java_version() >= 17 and shutil.which("mvn") is not None:
+    if _java_version() >= 17 and maven.is_there():
         return True
     return apt.is_debian() and os.geteuid() == 0
 
@@ -81,20 +63,13 @@ def java_key() -> str:
 
 def classpath(tree: Path) -> list[str]:
     """Return the Java options that put Kafka on the class path, with its logging set up."""
-    jars = ":".join(str(jar) for jar in sorted((tree / "libs").glob("*.jar")))
-    return ["-cp", jars, f"-Dlog4j2.configurationFile={tree / 'log4j2.properties'}"]
+    return ["-cp", maven.jars(tree), f"-Dlog4j2.configurationFile={tree / 'log4j2.properties'}"]
 
 
 def _build(into: Path) -> None:
     java()
-    maven()
-    (into / "pom.xml").write_text(_POM)
     (into / "log4j2.properties").write_text(_LOG4J)
-    goal = ["dependency:copy-dependencies", "-DincludeScope=runtime"]
-    goal.append(f"-DoutputDirectory={into / 'libs'}")
-    with watching(f"fetching Kafka {VERSION}", into):
-        run(["mvn", "-B", "-q", "-f", into / "pom.xml", *goal])
-    say(f"fetched Kafka {VERSION}: {size(into)}")
+    maven.fetch(f"Kafka {VERSION}", _LIBRARIES, into)
 
 
 def _java_banner() -> str:

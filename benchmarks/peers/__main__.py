@@ -16,13 +16,11 @@ from benchmarks.peers import dist
 from benchmarks.peers.debezium import Debezium, Variant
 from benchmarks.place import Place
 from benchmarks.reader import peak_rss
-from benchmarks.relay import Drain, Relay, cpu_seconds
+from benchmarks.relay import MODES, Drain, Relay, cpu_seconds, ready
 from dev.console import say
 
 _MIB: Final = 2**20
 _VARIANTS: Final[tuple[Variant, ...]] = ("defaults", "tuned", "exactly once")
-# The marks come last: the others would read them.
-_MODES: Final = (("at_least_once", "none"), ("exactly_once", "none"), ("exactly_once", "update"))
 _PACES: Final = (200, 1000, 2000)
 _STEADY_S: Final = 20.0
 # Rows that a peer carries before its latency is taken: its compiler is done by then.
@@ -70,7 +68,7 @@ def _carried(
         place.clear()
         sides: dict[str, Relay | Debezium] = {
             **{f"Debezium, {variant}": _debezium(place, variant) for variant in _VARIANTS},
-            **{f"cdc-relay, {mode[0]}, mark={mode[1]}": _relay(place, *mode) for mode in _MODES},
+            **{f"cdc-relay, {mode[0]}, mark={mode[1]}": ready(place, *mode) for mode in MODES},
         }
         count = fill(place, rows)
         for name, side in sides.items():
@@ -102,7 +100,7 @@ def _ratios(scenario: str, done: dict[str, list[Drain]]) -> list[Figure]:
     cpu = [drain.cpu_per_million for drain in done["Debezium, tuned"]]
     rss = [drain.peak_rss for drain in done["Debezium, tuned"]]
     figures = []
-    for mode in _MODES:
+    for mode in MODES:
         name = f"cdc-relay, {mode[0]}, mark={mode[1]}"
         ours = done[name]
         figures += [
@@ -127,8 +125,8 @@ def latency(place: Place, plan: Plan) -> list[Figure]:
     be idle."""
     figures = []
     for name, make in (
-        ("cdc-relay, at_least_once, mark=none", lambda: _relay(place, "at_least_once", "none")),
-        ("cdc-relay, exactly_once, mark=update", lambda: _relay(place, "exactly_once", "update")),
+        ("cdc-relay, at_least_once, mark=none", lambda: ready(place, "at_least_once", "none")),
+        ("cdc-relay, exactly_once, mark=update", lambda: ready(place, "exactly_once", "update")),
         ("Debezium, tuned", lambda: _debezium(place, "tuned")),
         ("Debezium, defaults", lambda: _debezium(place, "defaults")),
     ):
@@ -158,12 +156,6 @@ def _idle(place: Place, name: str, side: Relay | Debezium) -> list[Figure]:
     ]
 
 
-def _relay(place: Place, delivery: str, mark: str) -> Relay:
-    one = Relay(place, f"bench-{next(_numbers)}", delivery, mark)
-    one.prepare()
-    return one
-
-
 def _debezium(place: Place, variant: Variant) -> Debezium:
     one = Debezium(place, f"peer-{next(_numbers)}", variant)
     one.prepare()
@@ -187,7 +179,6 @@ if __name__ == "__main__":
             "python -m benchmarks.peers",
             versions,
             SCENARIOS,
-            None,
             # So many that most are carried when Java's compiler is done.
             orders=433_000,
             when_named=("beside", "sizes", "large"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -24,7 +23,7 @@ from benchmarks.peers import dist
 from benchmarks.place import Place
 from benchmarks.reader import peak_rss
 from benchmarks.relay import Drain, Process, cpu_seconds
-from dev import kafka_dist
+from dev import kafka_dist, maven, ports
 
 Variant = Literal["defaults", "tuned", "exactly once"]
 
@@ -80,11 +79,6 @@ _TUNED_CONNECTOR: Final = {
 }
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 _FIRST_ROW: Final = (
     "INSERT INTO outbox_event (event_id, aggregate_type, aggregate_id, event_type, payload)"
     " VALUES (UUID(), 'first', 'first', 'FIRST', '{}')"
@@ -99,7 +93,6 @@ class Debezium:
     name: str
     variant: Variant
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    _rest: int = field(default_factory=_free_port, init=False)
 
     @property
     def topic(self) -> str:
@@ -191,6 +184,11 @@ class Debezium:
         return home
 
     @property
+    def _rest(self) -> int:
+        """The port of the worker's own HTTP interface."""
+        return ports.kept(self._home)
+
+    @property
     def _log(self) -> Path:
         return self._home / "connect.log"
 
@@ -235,7 +233,7 @@ class Debezium:
             arguments.append(_properties(self._home / "connector.properties", self._connector()))
         kind = "Distributed" if self._distributed else "Standalone"
         main = f"org.apache.kafka.connect.cli.Connect{kind}"
-        jars = dist.classpath(dist.fetch())
+        jars = maven.jars(dist.fetch())
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 [kafka_dist.java(), *_JAVA, "-cp", jars, main, *arguments],

@@ -16,7 +16,7 @@ from cdc_relay.config import Settings
 from cdc_relay.database import connect_arguments, is_mariadb, quote, seen_columns
 from cdc_relay.doctor.finding import Finding, How, Level, literal
 from cdc_relay.errors import SourceError
-from cdc_relay.grants import marked_columns
+from cdc_relay.outbox import marked_columns
 
 _DAY_S: Final = 86_400
 _WEEK_S: Final = 7 * _DAY_S

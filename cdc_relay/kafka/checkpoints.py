@@ -242,15 +242,17 @@ def read_last(
     transaction of the topic. Without, it is the last one that can be seen. Raises
     ``SinkUnavailableError`` when Kafka does not answer, or a transaction does not end, in time.
     """
+    found = read_last_timed(settings, partition, timeout, settled=settled)
+    return found[0] if found is not None else None
+
+
+def read_last_timed(
+    settings: Settings, partition: int = 0, timeout: float = 15.0, *, settled: bool = False
+) -> tuple[Checkpoint, float | None] | None:
+    """``read_last``, and when the brokers took it, by their clock, where they tell."""
     key = f"shard-{partition}".encode()
     topic = topic_name(settings.name)
     found = last_value(settings, topic, partition, key, timeout, settled=settled)
-    return Checkpoint.decode(found.value) if found is not None else None
-
-
-def read_last_timed(settings: Settings) -> tuple[Checkpoint, float | None] | None:
-    """``read_last``, and when the brokers took it, by their clock, where they tell."""
-    found = last_value(settings, topic_name(settings.name), 0, b"shard-0", 15.0)
     return (Checkpoint.decode(found.value), found.appended) if found is not None else None
 
 
