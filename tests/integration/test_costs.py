@@ -28,7 +28,9 @@ class Side:
         self.requests = requests
 
     def statements(self) -> dict[str, int]:
-        """Statements of the relay's user so far, by kind."""
+        """Statements of the relay's user so far, by kind. What a statement did is seen before it is
+        counted, which is when it ends; so this waits for the one that runs."""
+        self.shop.until(self._idle)
         rows = self.shop.database.sql(
             "SELECT event_name, count_star FROM"
             " performance_schema.events_statements_summary_by_account_by_event_name"
@@ -36,6 +38,13 @@ class Side:
             (self.user.url.username,),
         )
         return {str(name).rpartition("/")[2]: int(count) for name, count in rows}
+
+    def _idle(self) -> bool:
+        return not self.shop.database.sql(
+            "SELECT 1 FROM performance_schema.threads WHERE processlist_user = %s"
+            " AND processlist_command NOT IN ('Sleep', 'Binlog Dump', 'Binlog Dump GTID')",
+            (self.user.url.username,),
+        )
 
     def fill(self, transactions: int, rows: int) -> None:
         """Commit so many transactions of so many rows."""
