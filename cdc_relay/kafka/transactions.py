@@ -8,6 +8,7 @@ Facts: librdkafka's INTRODUCTION.md, "Transactional Producer"; KIP-98 (transacti
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from typing import Any, Final, Literal
@@ -41,15 +42,25 @@ _MAYBE_GONE: Final = UNKNOWN_TOPIC | {KafkaError._STATE}
 _LOOK_S: Final = 0.2
 # Records of a portion that are not acknowledged for so long are stuck.
 _STALLED_S: Final = 1.0
+# The first call begins it, so that two producers do not wait for one another; the next wait.
+_BEGIN_S: Final = 0.01
+_INIT_S: Final = 1.0
 # After this the library is asked again.
 _CALL_S: Final = 4.0
 
 
 class TransactionalSink:
-    """A transactional producer; that of a shard is bound to the member's generation (KIP-447).
+    """Transactions of one owner, one after the other; those of a shard are bound to the member's
+    generation (KIP-447).
 
     Not thread-safe. ``__init__`` fences every earlier producer of the owner and ends its open
     transaction, so the last checkpoint that can be read afterwards is final.
+
+    A shard has two producers that take turns. A commit is certain as soon as the coordinator has
+    answered, but it still writes a marker into every partition, and refuses the next transaction of
+    the same producer until that is done; the other producer need not wait for it. Order stays:
+    nothing of a transaction is sent before the one before is committed, and what is behind an
+    unfinished transaction in a partition is not given to a ``read_committed`` reader.
 
     A broker refuses a batch as a whole and does not say which record is at fault. The transaction
     is given up then, and the group is sent again in portions, each one acknowledged before the
@@ -77,19 +88,22 @@ class TransactionalSink:
         timeout_ms = int(settings.transaction_timeout * 1000)
         self._calls = Calls("transactions")
         self._give_up_at = 0.0
-        self._producer: Any = create(
-            Producer,
-            {
-                **producer_config(settings, f"cdc-relay-{settings.name}-{owner}"),
-                "transactional.id": f"cdc-relay.{settings.name}.{owner}",
-                "transaction.timeout.ms": timeout_ms,
-                "message.timeout.ms": timeout_ms,
-                # The commit is the acknowledgement; only refusals are reported one by one.
-                "delivery.report.only.error": True,
-                "error_cb": self._on_error,
-            },
+        self._producers: deque[Any] = deque(
+            create(
+                Producer,
+                {
+                    **producer_config(settings, f"cdc-relay-{settings.name}-{owner}"),
+                    "transactional.id": transactional_id,
+                    "transaction.timeout.ms": timeout_ms,
+                    "message.timeout.ms": timeout_ms,
+                    # The commit is the acknowledgement; only refusals are reported one by one.
+                    "delivery.report.only.error": True,
+                    "error_cb": self._on_error,
+                },
+            )
+            for transactional_id in _transactional_ids(settings, owner)
         )
-        self._topics = Topics(self._producer)
+        self._topics = Topics(self._producers[0])
         self._portions = Portions()
         try:
             self._init(going_on)
@@ -97,18 +111,26 @@ class TransactionalSink:
             self._calls.close()
             raise
 
+    @property
+    def _producer(self) -> Any:
+        """Whose turn it is."""
+        return self._producers[0]
+
     def _init(self, going_on: Callable[[], bool]) -> None:
         give_up_at = time.monotonic() + self._settings.transaction_timeout
-        while True:
+        waiting = deque((producer, _BEGIN_S) for producer in self._producers)
+        while waiting:
+            producer, timeout = waiting.popleft()
             try:
-                self._producer.poll(0)  # brings the login's token, where there is one
-                self._producer.init_transactions(1.0)
-                return
+                producer.poll(0)  # brings the login's token, where there is one
+                producer.init_transactions(timeout)
             except KafkaException as error:
                 stopped = not going_on() or time.monotonic() > give_up_at
                 if not error.args[0].retriable() or stopped:
                     raise sink_error(error, self._settings, "cannot start transactions") from None
-                log.warning("waiting for Kafka", reason=text(error))
+                if timeout != _BEGIN_S:
+                    log.warning("waiting for Kafka", reason=text(error))
+                waiting.append((producer, _INIT_S))
 
     def deliver(
         self,
@@ -147,6 +169,7 @@ class TransactionalSink:
                     faults.point("produced")
                     self._commit(checkpoint, going_on)
                     self._portions.committed()
+                    self._producers.rotate()
                     return {}
             except KafkaException as error:
                 if error.args[0].fatal():
@@ -315,7 +338,8 @@ class TransactionalSink:
         """Serve the client library's callbacks. Raises ``FencedError`` when the producer cannot go
         on."""
         try:
-            self._producer.poll(0)
+            for producer in self._producers:
+                producer.poll(0)
         except KafkaException as error:
             # Only a fatal error comes this way, and it does so whether or not there is an error_cb.
             raise FencedError(f"the Kafka producer cannot go on: {text(error)}") from None
@@ -327,13 +351,21 @@ class TransactionalSink:
         self._calls.close()
         if not self._calls.idle(min(timeout, 1.0)):
             return  # it hangs: left behind with its thread, and fenced by the next producer
-        with suppress(Exception):  # a fenced producer answers every call with its fatal error
-            self._producer.purge()
-            self._producer.flush(min(timeout, 1.0))
+        for producer in self._producers:
+            with suppress(Exception):  # a fenced one answers every call with its fatal error
+                producer.purge()
+                producer.flush(min(timeout, 1.0))
 
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal():
             self._fatal = error
+
+
+def _transactional_ids(settings: Settings, owner: int | Literal["fallback"]) -> list[str]:
+    """One for each producer of the owner."""
+    first = f"cdc-relay.{settings.name}.{owner}"
+    # A pass carries what was left behind: large transactions, whose markers do not matter.
+    return [first] if owner == "fallback" else [first, f"{first}.second"]
 
 
 def fence(

@@ -22,7 +22,7 @@ class FencedProducer:
 
 def test_a_fatal_error_ends_the_term_and_not_the_process() -> None:
     transactional: Any = TransactionalSink.__new__(TransactionalSink)
-    transactional._producer, transactional._fatal = FencedProducer(), None
+    transactional._producers, transactional._fatal = [FencedProducer()], None
     settings = load(environ={}, flags={"kafka_bootstrap": "127.0.0.1:1"})
     idempotent: Any = IdempotentSink(settings, "test")
     idempotent._producer = FencedProducer()
