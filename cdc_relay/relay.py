@@ -274,10 +274,9 @@ class Relay:
         return items
 
     def _deliver(self, items: Sequence[_Item], position: Position | None) -> None:
-        """Deliver ``items`` and move to ``position``. Refused rows are parked and everything of
-        their aggregates stays behind them."""
+        """Deliver ``items``, of aggregates that flow, and move to ``position``. Refused rows are
+        parked, and what stands behind them in their aggregates is held."""
         while True:
-            items = [item for item in items if not self._is_held(item[0])]
             events = [event for event, _ in items]
             marks = self._owing(events)
             checkpoint = self._next_checkpoint(events, marks, position)
@@ -291,11 +290,16 @@ class Relay:
             if there:
                 sent = [event for index, (event, _) in enumerate(items) if index in there]
                 self._sent(sent, self._owing(sent))
-            for index, refusal in sorted(refused.items()):
-                if not self._is_held(items[index][0]):
-                    self._park(items[index][0], 0, refusal)
-            gone = there | refused.keys()
-            items = [item for index, item in enumerate(items) if index not in gone]
+            # In their order: what stands before a refused row of its aggregate goes again.
+            left: list[_Item] = []
+            for index, item in enumerate(items):
+                if index in there or self._is_held(item[0]):
+                    continue
+                if index in refused:
+                    self._park(item[0], 0, refused[index])
+                else:
+                    left.append(item)
+            items = left
 
     def _to_kafka(self, records: Sequence[Record], checkpoint: Checkpoint) -> dict[int, Refusal]:
         """Give a group to the sink, timed."""

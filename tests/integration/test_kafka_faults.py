@@ -45,7 +45,7 @@ from dev.mysql import MySQL
 from tests.support.brokers import ProxiedKafka, QuickKafka, console_producer
 from tests.support.harness import Harness, create_topic
 from tests.support.load import Load, account, repeated
-from tests.support.sql import Database
+from tests.support.sql import INSERT, Database, row
 
 MakeShop = Callable[..., Harness]
 SETTINGS = {"SESSION_TIMEOUT": "2s", "TRANSACTION_TIMEOUT": "5s"}
@@ -770,6 +770,31 @@ def test_a_row_that_is_refused_once_too_often_is_dead(
     shop.wait_all_sent()
     assert relay.terminate() == 0
     assert in_order(shop) == {"a": [2, 3], "b": [1, 2]}
+
+
+@BOTH
+def test_what_stands_before_a_dead_row_in_its_transaction_is_sent(
+    delivery: str, mysql: Database, make: MakeShop
+) -> None:
+    """Brokers refuse a transaction as a whole. What stands before the row that is at fault once
+    waited with it, and was blocked with it for ever."""
+    shop = make(mysql, DELIVERY=delivery, MAX_TRIES="1")
+    shop.create_topic("order", 1, **{"max.message.bytes": "2000"})
+    relay = shop.relay()
+    rows = [
+        row(key, {"n": number, **(large(3000) if (key, number) == ("a", 2) else {})})
+        for number in range(5)
+        for key in ("a", "b")
+    ]
+    head, one = INSERT.format(table=shop.table).split(" VALUES ")
+    mysql.sql(
+        f"{head} VALUES " + ", ".join([one] * len(rows)), [value for one in rows for value in one]
+    )
+    shop.wait_sent(7)
+    shop.until(lambda: relay.logged("row is dead"))
+    assert in_order(shop) == {"a": [0, 1], "b": [0, 1, 2, 3, 4]}
+    assert (shop.count(0), shop.count(2)) == (2, 1)
+    assert relay.terminate() == 0, relay.text()
 
 
 @pytest.mark.parametrize("step", ["parking:1", "retrying:1", "retried:1", "committing:2"])
