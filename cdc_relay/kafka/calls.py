@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TypeVar
 
+from cdc_relay.kafka.client import served
+
 _T = TypeVar("_T")
 _Job = tuple[Callable[[], object], "Future[object]"]
 
@@ -28,7 +30,7 @@ class Calls:
         while (job := self._jobs.get()) is not None:
             call, future = job
             try:
-                result = call()
+                result = served(call)
             except BaseException as error:
                 future.set_exception(error)
             else:

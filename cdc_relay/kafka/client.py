@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -13,6 +14,7 @@ from cdc_relay.config import Settings
 from cdc_relay.errors import ConfigError, SinkError, SinkUnavailableError
 
 _REPEAT_S: Final = 30.0
+_T = TypeVar("_T")
 
 
 class Repeats:
@@ -62,6 +64,21 @@ def create(kind: Any, config: dict[str, Any]) -> Any:
         return kind(config)
     except (KafkaException, ValueError, TypeError) as error:
         raise ConfigError(f"kafka: {text(error)}") from None
+
+
+def served(call: Callable[[], _T]) -> _T:
+    """Make a call in which the client library hands out reports, and raise its own error.
+
+    A fatal error is pending in its C code while that goes on and calls us with the next report;
+    Python makes a ``SystemError`` of it then, and that report is cut short.
+    """
+    try:
+        return call()
+    except SystemError as error:
+        own: BaseException | None = error
+        while own is not None and not isinstance(own, KafkaException):
+            own = own.__cause__
+        raise own or error from None
 
 
 _FINAL: Final = frozenset(

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, SinkUnavailableError
 from cdc_relay.kafka.checkpoints import topic_name
-from cdc_relay.kafka.client import UNKNOWN_TOPIC, base_config, create, sink_error, text
+from cdc_relay.kafka.client import UNKNOWN_TOPIC, base_config, create, served, sink_error, text
 
 log: Any = structlog.get_logger(__name__)
 
@@ -115,7 +115,7 @@ class Membership:
         """Take part in the group for up to ``timeout`` seconds. Raises ``SinkError`` for a group
         that lets nobody in (no grant, wrong password, ...); a broker that is away is waited for,
         and so is one that did let this member in before."""
-        message = self._consumer.poll(timeout)
+        message = served(lambda: self._consumer.poll(timeout))
         if message is None or message.error() is None:
             return
         error = message.error()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import structlog
@@ -22,7 +23,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from cdc_relay import faults
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, SinkUnavailableError
-from cdc_relay.kafka.client import base_config, create, text
+from cdc_relay.kafka.client import base_config, create, served, text
 from cdc_relay.kafka.topics import Refusal, Topics
 from cdc_relay.router import Record
 
@@ -267,9 +268,10 @@ class IdempotentSink:
 
     def close(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for queued records, then give up those that are left."""
-        self._producer.flush(timeout)
-        self._producer.purge()
-        self._producer.flush(1)
+        producer = self._producer
+        for step in (lambda: producer.flush(timeout), producer.purge, lambda: producer.flush(1)):
+            with suppress(KafkaException):  # a fatal one: what is left is given up anyway
+                served(step)
 
     def _start(self, *, singly: bool) -> None:
         """Take a new producer. What the old one has on its way is waited for: acknowledged, it
@@ -340,7 +342,7 @@ class IdempotentSink:
 
     def _serve(self, timeout: float) -> None:
         try:
-            self._producer.poll(timeout)
+            served(lambda: self._producer.poll(timeout))
         except KafkaException as error:  # a fatal one
             self._on_error(error.args[0])
         if self._fatal is not None:

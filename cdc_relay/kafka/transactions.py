@@ -20,7 +20,7 @@ from cdc_relay import faults
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, SinkUnavailableError
 from cdc_relay.kafka.calls import Calls
-from cdc_relay.kafka.client import UNKNOWN_TOPIC, create, sink_error, text
+from cdc_relay.kafka.client import UNKNOWN_TOPIC, create, served, sink_error, text
 from cdc_relay.kafka.membership import Membership
 from cdc_relay.kafka.portions import Portions
 from cdc_relay.kafka.sink import (
@@ -222,7 +222,7 @@ class TransactionalSink:
                 )
                 return
             except BufferError:
-                self._producer.poll(0.1)
+                served(lambda: self._producer.poll(0.1))
                 self._look(going_on, "stopped while the queue is full")
 
     def _acknowledge(self, going_on: Callable[[], bool]) -> None:
@@ -233,7 +233,7 @@ class TransactionalSink:
         up, and sent again in a new transaction.
         """
         least, moved_at = len(self._producer), time.monotonic()
-        while left := self._producer.flush(_LOOK_S):
+        while left := served(lambda: self._producer.flush(_LOOK_S)):
             self._look(going_on, "stopped while the brokers do not answer")
             now = time.monotonic()
             if left < least:
@@ -339,7 +339,7 @@ class TransactionalSink:
         on."""
         try:
             for producer in self._producers:
-                producer.poll(0)
+                served(lambda one=producer: one.poll(0))  # type: ignore[misc]
         except KafkaException as error:
             # Only a fatal error comes this way, and it does so whether or not there is an error_cb.
             raise FencedError(f"the Kafka producer cannot go on: {text(error)}") from None

@@ -8,6 +8,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from cdc_relay.config import load
+from cdc_relay.kafka.calls import Calls
+from cdc_relay.kafka.client import served
 from cdc_relay.kafka.sink import FencedError, IdempotentSink, _Warm
 from cdc_relay.kafka.transactions import TransactionalSink
 from cdc_relay.router import Record
@@ -29,6 +31,28 @@ def test_a_fatal_error_ends_the_term_and_not_the_process() -> None:
     for sink in (transactional, idempotent):
         with pytest.raises(FencedError, match="fenced by a newer one"):
             sink.poll()
+
+
+def test_a_fatal_error_in_the_middle_of_reports_is_raised_as_itself() -> None:
+    """Python makes a ``SystemError`` of what is pending when a report is handed out, and of that
+    one again at the next report."""
+
+    def flush() -> int:
+        try:
+            raise SystemError("pending") from KafkaException(KafkaError(KafkaError._FENCED))
+        except SystemError as error:
+            raise SystemError("pending, again") from error
+
+    for call in (served, lambda flush: Calls("test").make(flush, lambda: None, 1)):
+        with pytest.raises(KafkaException) as raised:
+            call(flush)
+        assert raised.value.args[0].code() == KafkaError._FENCED
+    with pytest.raises(SystemError, match="another"):
+        served(lambda: _raise(SystemError("another")))
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def test_a_key_is_warm_in_the_partition_where_something_of_it_lies() -> None:
