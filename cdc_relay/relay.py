@@ -290,16 +290,26 @@ class Relay:
             if there:
                 sent = [event for index, (event, _) in enumerate(items) if index in there]
                 self._sent(sent, self._owing(sent))
-            # In their order: what stands before a refused row of its aggregate goes again.
-            left: list[_Item] = []
-            for index, item in enumerate(items):
-                if index in there or self._is_held(item[0]):
-                    continue
-                if index in refused:
-                    self._park(item[0], 0, refused[index])
-                else:
-                    left.append(item)
-            items = left
+            items = self._park_refused(
+                [(item, refused.get(n)) for n, item in enumerate(items) if n not in there]
+            )
+
+    def _park_refused(self, items: Iterable[tuple[_Item, Refusal | None]]) -> list[_Item]:
+        """Park the refused rows of a group, the first of each aggregate, and hold what stands
+        behind them; what stands before a refused row of its aggregate goes again."""
+        left: list[_Item] = []
+        closed: set[Closed] = set()  # by this group: what was closed before let its rows through
+        for item, refusal in items:
+            event = item[0]
+            whole, own = (event.aggregate_type, None), (event.aggregate_type, event.aggregate_id)
+            if (own in closed or whole in closed) and self._is_held(event):
+                continue
+            if refusal is None:
+                left.append(item)
+                continue
+            self._park(event, 0, refusal)
+            closed.add(whole if refusal.topic else own)
+        return left
 
     def _to_kafka(self, records: Sequence[Record], checkpoint: Checkpoint) -> dict[int, Refusal]:
         """Give a group to the sink, timed."""

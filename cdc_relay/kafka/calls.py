@@ -47,8 +47,8 @@ class Calls:
             try:
                 return future.result(pause)
             except TimeoutError:
-                if future.done():
-                    raise
+                if future.done():  # the call's own, or it has come to its end meanwhile
+                    return future.result()
                 while_waiting()
 
     def idle(self, timeout: float) -> bool:

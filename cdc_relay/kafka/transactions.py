@@ -88,6 +88,7 @@ class TransactionalSink:
         timeout_ms = int(settings.transaction_timeout * 1000)
         self._calls = Calls("transactions")
         self._give_up_at = 0.0
+        self._unsure = False  # whether a commit was left whose outcome is not known
         self._producers: deque[Any] = deque(
             create(
                 Producer,
@@ -143,8 +144,11 @@ class TransactionalSink:
         An empty result: all of it is there, for ever. Otherwise the refused records by their
         index, and nothing is there. Brokers that are away are waited for; raises
         ``SinkUnavailableError`` when ``going_on`` turns false meanwhile, and ``FencedError`` when
-        the producer cannot go on; the last checkpoint tells whether it is there then.
+        the producer cannot go on; the last checkpoint tells whether it is there then. After
+        either nothing more can be delivered where a commit was on its way.
         """
+        if self._unsure:
+            raise FencedError("the outcome of the last transaction is not known")
         refused = self._topics.refused(records)
         if refused:
             return refused
@@ -253,8 +257,15 @@ class TransactionalSink:
                 lambda: producer.send_offsets_to_transaction(offsets, member, _CALL_S), going_on
             )
         faults.point("committing")
-        # The outcome is open until the coordinator has answered.
-        self._insist(lambda: producer.commit_transaction(_CALL_S), going_on)
+        # The outcome is open until the coordinator has answered. Who does not wait for it must not
+        # write another checkpoint: it would stand behind this one and name a position before it.
+        self._unsure = True
+        try:
+            self._insist(lambda: producer.commit_transaction(_CALL_S), going_on)
+        except KafkaException:
+            self._unsure = False  # an answer: not committed
+            raise
+        self._unsure = False
 
     def _insist(self, call: Callable[[], None], going_on: Callable[[], bool]) -> None:
         """Call again while the library says that its wait may be resumed. A call that overruns its
@@ -350,7 +361,10 @@ class TransactionalSink:
         """Give up what is queued; nothing of an open transaction is seen by anybody."""
         self._calls.close()
         if not self._calls.idle(min(timeout, 1.0)):
-            return  # it hangs: left behind with its thread, and fenced by the next producer
+            # It hangs: left behind with its thread, and fenced by the next producer.
+            self._producers.clear()
+            self._portions = Portions()
+            return
         for producer in self._producers:
             with suppress(Exception):  # a fenced one answers every call with its fatal error
                 producer.purge()

@@ -203,14 +203,12 @@ def _backlog(shop: Harness, rows: int, transactions: int = 100, filling: int = 0
 
 
 def _fence(shop: Harness) -> None:
-    """What a second owner does first."""
-    producer = Producer(
-        {
-            "bootstrap.servers": shop.kafka,
-            "transactional.id": f"cdc-relay.{shop.name}.0",
-        }
-    )
-    for _ in range(4):
-        with suppress(KafkaException):
-            return producer.init_transactions(5)
-    raise AssertionError("no transactional producer within 20 s")
+    """What a second owner does first: it takes the ids of both producers."""
+    for transactional_id in (f"cdc-relay.{shop.name}.0", f"cdc-relay.{shop.name}.0.second"):
+        producer = Producer({"bootstrap.servers": shop.kafka, "transactional.id": transactional_id})
+        for _ in range(4):
+            with suppress(KafkaException):
+                producer.init_transactions(5)
+                break
+        else:
+            raise AssertionError("no transactional producer within 20 s")

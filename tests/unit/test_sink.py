@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from cdc_relay.config import load
+from cdc_relay.errors import SinkUnavailableError
+from cdc_relay.kafka import transactions
 from cdc_relay.kafka.calls import Calls
 from cdc_relay.kafka.client import served
 from cdc_relay.kafka.sink import FencedError, IdempotentSink, _Warm
@@ -49,6 +52,45 @@ def test_a_fatal_error_in_the_middle_of_reports_is_raised_as_itself() -> None:
         assert raised.value.args[0].code() == KafkaError._FENCED
     with pytest.raises(SystemError, match="another"):
         served(lambda: _raise(SystemError("another")))
+
+
+class CommittingProducer:
+    """Its commit takes until it is told to end."""
+
+    def __init__(self, _config: object) -> None:
+        self.begun = 0
+        self.go = threading.Event()
+
+    def poll(self, _timeout: float) -> int:
+        return 0
+
+    def init_transactions(self, _timeout: float) -> None:
+        pass
+
+    def begin_transaction(self) -> None:
+        self.begun += 1
+
+    def commit_transaction(self, _timeout: float) -> None:
+        self.go.wait(10)
+
+
+def test_nothing_is_committed_behind_a_commit_that_was_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stop does not wait for a coordinator that is slow. The last checkpoint of the stop would
+    stand behind the one that is on its way, and name a position before it: events came twice."""
+    monkeypatch.setattr(transactions, "create", lambda kind, config: kind(config))
+    monkeypatch.setattr(transactions, "Producer", CommittingProducer)
+    settings = load(environ={}, flags={"kafka_bootstrap": "127.0.0.1:1"})
+    sink = TransactionalSink(settings, 0, None, lambda: True)
+    producers: list[Any] = list(sink._producers)
+    with pytest.raises(SinkUnavailableError, match="outcome"):
+        sink.deliver([], None, lambda: False)
+    producers[0].go.set()
+    assert sink._calls.idle(10)
+    with pytest.raises(FencedError, match="not known"):
+        sink.deliver([], None, lambda: True)
+    assert [producer.begun for producer in producers] == [1, 0]
 
 
 def _raise(error: Exception) -> None:
