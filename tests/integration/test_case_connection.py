@@ -144,10 +144,14 @@ def test_a_log_that_was_reset_before_anything_was_read(own_shop: Harness) -> Non
     assert ids(shop) == expected
 
 
-def test_logs_begun_anew_that_are_as_long_again(own_shop: Harness) -> None:
-    """Files, offsets and GTIDs are given again after RESET: they look like the old ones."""
+@pytest.mark.parametrize("files", [1, 3])
+def test_logs_begun_anew_that_are_as_long_again(files: int, own_shop: Harness) -> None:
+    """Files, offsets and GTIDs are given again after RESET: they look like the old ones. In a file
+    of another number the dump does not go on with heartbeats but ends with an error."""
     shop, database = own_shop, own_shop.database
     reset = "RESET MASTER" if database.is_mariadb else "RESET BINARY LOGS AND GTIDS"
+    for statement in (reset, *["FLUSH BINARY LOGS"] * (files - 1)):
+        database.sql(statement)
     relay = shop.relay()
     for number in range(3):
         shop.ins("a", {"n": number})
