@@ -96,6 +96,9 @@ def steady(place: Place, one: Side, rate: int, seconds: float) -> Latencies:
         for process in (*writers, consumer):
             process.join(10)
             process.kill()
+    took = max(committed.values()) - start
+    if took > seconds * 1.05:
+        raise RuntimeError(f"{rate} orders/s were not reached: {len(committed)} in {took:.1f} s")
     counted = [
         (arrived[event_id] - moment) * 1000
         for event_id, moment in committed.items()
@@ -156,6 +159,8 @@ def _consume(pipe: Connection, bootstrap: str, topic: str) -> None:
                 pipe.send(None)
             event_id = dict(message.headers() or [])["id"]
             assert isinstance(event_id, bytes)
+            if event_id.decode() in arrived:
+                raise RuntimeError(f"{event_id.decode()} arrived twice")
             arrived[event_id.decode()] = time.time()
         if expected is None and pipe.poll():
             expected = pipe.recv()

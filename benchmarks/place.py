@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,8 @@ from dev.kafka import Kafka
 from dev.mysql import MySQL
 
 PARTITIONS: Final = 12
+_POOL: Final = "1G"
+"""InnoDB's buffer pool: room for the whole table, as a database of some size has it."""
 METADATA: Final = "FULL"
 """``binlog_row_metadata``: what the stock library needs to name columns; ours does without."""
 
@@ -52,6 +55,10 @@ class Place:
     @property
     def url(self) -> str:
         return self.mysql.url()
+
+    @cached_property
+    def admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.kafka.bootstrap, "log_level": 4})
 
     def sql(self, *statements: str) -> Any:
         """Run statements in autocommit; returns the rows of the last one."""
@@ -93,7 +100,7 @@ class Place:
 
     def records(self, topic: str) -> int:
         """Sum of the topic's end offsets; where transactions are used, their markers count too."""
-        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap, "log_level": 4})
+        admin = self.admin
         partitions = admin.list_topics(topic, timeout=15).topics[topic].partitions
         request = {TopicPartition(topic, number): OffsetSpec.latest() for number in partitions}  # type: ignore[no-untyped-call]
         offsets = admin.list_offsets(
@@ -103,16 +110,35 @@ class Place:
 
     def create_topic(self, topic: str, partitions: int = PARTITIONS) -> None:
         """A topic whose records carry the broker's time of append."""
-        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap, "log_level": 4})
         new = NewTopic(
             topic,
             num_partitions=partitions,
             config={"message.timestamp.type": "LogAppendTime"},
         )
-        admin.create_topics([new], operation_timeout=15)[topic].result(timeout=20)
+        self.admin.create_topics([new], operation_timeout=15)[topic].result(timeout=20)
 
     def arrivals(self, topic: str, expected: int) -> Arrivals:
         """Everything in the topic, as a read_committed consumer sees it."""
+        seen: set[object] = set()
+        times: list[int] = []
+        for event_id, time_ms in self._messages(topic, expected):
+            seen.add(event_id)
+            times.append(time_ms)
+        return Arrivals(len(times), len(seen), sorted(times))
+
+    def check_numbered(self, topic: str, rows: int) -> None:
+        """Raise ``RuntimeError`` unless the topic holds the event ids 0 to ``rows`` - 1, each once:
+        in a bit for each row, where ``arrivals`` would keep them all."""
+        seen = bytearray(rows)
+        count = 0
+        for event_id, _ in self._messages(topic, rows):
+            seen[int(event_id)] = 1
+            count += 1
+        if (count, sum(seen)) != (rows, rows):
+            raise RuntimeError(f"{rows} rows; {count} records of {sum(seen)} arrived")
+
+    def _messages(self, topic: str, expected: int) -> Iterator[tuple[bytes, int]]:
+        """Event id, and when the broker appended it, of everything in the topic."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.kafka.bootstrap,
@@ -122,18 +148,21 @@ class Place:
                 "auto.offset.reset": "earliest",
             }
         )
-        seen: set[object] = set()
-        times: list[int] = []
+        count = 0
         try:
-            consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
-            while messages := consumer.consume(10_000, timeout=1 if len(times) >= expected else 10):
+            partitions = consumer.list_topics(topic, timeout=15).topics[topic].partitions
+            consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+            while messages := consumer.consume(10_000, timeout=1 if count >= expected else 10):
                 for message in messages:
-                    if message.error() is None:
-                        seen.add(dict(message.headers() or [])["id"])
-                        times.append(message.timestamp()[1])
+                    error = message.error()
+                    if error is not None:
+                        raise RuntimeError(f"{topic} cannot be read: {error}")
+                    count += 1
+                    event_id = dict(message.headers() or [])["id"]
+                    assert isinstance(event_id, bytes)
+                    yield event_id, message.timestamp()[1]
         finally:
             consumer.close()
-        return Arrivals(len(times), len(seen), sorted(times))
 
 
 @dataclass(frozen=True)
@@ -183,7 +212,10 @@ def place(*, kafka: bool) -> Iterator[Place]:
             Kafka(home / "kafka", die_with_parent=True),
         )
         try:
-            made.mysql.start([f"--binlog-row-metadata={METADATA}"], wait=None)
+            made.mysql.start(
+                [f"--binlog-row-metadata={METADATA}", f"--innodb-buffer-pool-size={_POOL}"],
+                wait=None,
+            )
             if kafka:
                 made.kafka.start()
             made.mysql.wait_ready()

@@ -111,7 +111,7 @@ class Relay:
             "DELIVERY": self.delivery,
             "MARK": self.mark,
             "MARK_ROW_IMAGE": self.mark_row_image,
-            "HTTP": "off",
+            "HTTP": "127.0.0.1:0",  # on, as it is by default
             "LOG_FORMAT": "json",
         }
         clean = {k: v for k, v in os.environ.items() if not k.startswith("CDC_RELAY_")}
