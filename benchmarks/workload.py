@@ -79,6 +79,7 @@ def one_transaction(place: Place) -> int:
             " (event_id, aggregate_type, aggregate_id, event_type, payload)"
             " SELECT UUID(), one.aggregate_type, one.aggregate_id, one.event_type, one.payload"
             " FROM outbox_event AS one CROSS JOIN outbox_event AS other"
+            " WHERE one.aggregate_type = 'order' AND other.aggregate_type = 'order'"
         )
     return _SEED_ROWS + _SEED_ROWS**2
 

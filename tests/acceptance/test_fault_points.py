@@ -51,9 +51,11 @@ def dies_at(shop: Harness, fault: str, **extra: str) -> Process:
 
 
 def ends_well(shop: Harness, timeout: float = 60, **extra: str) -> Process:
-    """Let a relay without a fault finish the work."""
+    """Let a relay without a fault finish the work; rows that were not visible when it anchored
+    keep their aggregates closed until it looks again."""
     relay = shop.relay(**extra)
     shop.wait_all_sent(timeout)
+    shop.until(lambda: (last := shop.checkpoint()) is not None and not last.closed)
     assert relay.terminate() == 0, relay.text()
     return relay
 

@@ -165,7 +165,7 @@ def test_the_whole_life_of_a_row_of_debeziums_table(debezium: Shop) -> None:
         assert shop.run("diagnose").wait() in (0, 6)
         shop.sql("UPDATE {t} SET aggregate_type = 'order' WHERE status <> 1")
         assert shop.run("dead", "retry", bad).wait() == 0
-        assert shop.compensate()["sent"] == 2
+        shop.compensate()  # or the relay is there first
         shop.wait_sent(4)
     archived = shop.run("archive", "--older-than", "0s")
     assert archived.wait() == 0, archived.text()
