@@ -25,8 +25,8 @@ _PACES: Final = (200, 1000, 2000)
 _STEADY_S: Final = 20.0
 # Rows that a peer carries before its latency is taken: its compiler is done by then.
 _WARM_UP: Final = 120_000
-_IDLE_S: Final = 30.0
-_SETTLE_S: Final = 30.0
+_IDLE_S: Final = 20.0
+_SETTLE_S: Final = 20.0
 
 _numbers = itertools.count(1)
 
@@ -132,7 +132,6 @@ def latency(place: Place, plan: Plan) -> list[Figure]:
         ("cdc-relay, at_least_once, mark=none", lambda: ready(place, "at_least_once", "none")),
         ("cdc-relay, exactly_once, mark=update", lambda: ready(place, "exactly_once", "update")),
         ("Debezium, low latency", lambda: _debezium(place, "low latency")),
-        ("Debezium, tuned", lambda: _debezium(place, "tuned")),
         ("Debezium, defaults", lambda: _debezium(place, "defaults")),
     ):
         for rate in _PACES:
