@@ -32,6 +32,8 @@ class Latencies:
     """Milliseconds from the return of COMMIT to the consumer, sorted."""
 
     milliseconds: list[float]
+    reached: float
+    """Orders per second that the writers wrote; fewer than asked for where the machine is full."""
 
     def quantile(self, share: float) -> float:
         """The time within which this share of the rows arrived."""
@@ -44,7 +46,7 @@ class Latencies:
         return [
             Figure(scenario, f"{rate:,} orders/s, {label}", "ms", [self.quantile(share)])
             for share, label in _SHARES
-        ]
+        ] + [Figure(scenario, f"{rate:,} orders/s, written", "orders/s", [self.reached])]
 
     def __str__(self) -> str:
         return ", ".join(f"{label} {self.quantile(share):.1f}" for share, label in _SHARES) + " ms"
@@ -96,15 +98,13 @@ def steady(place: Place, one: Side, rate: int, seconds: float) -> Latencies:
         for process in (*writers, consumer):
             process.join(10)
             process.kill()
-    took = max(committed.values()) - start
-    if took > seconds * 1.05:
-        raise RuntimeError(f"{rate} orders/s were not reached: {len(committed)} in {took:.1f} s")
     counted = [
         (arrived[event_id] - moment) * 1000
         for event_id, moment in committed.items()
         if moment >= start + _WARM_S
     ]
-    return Latencies(sorted(counted))
+    took = max(committed.values()) - start
+    return Latencies(sorted(counted), len(committed) / max(took, seconds))
 
 
 def _one_row(key: str) -> str:
