@@ -115,7 +115,16 @@ class Membership:
         """Take part in the group for up to ``timeout`` seconds. Raises ``SinkError`` for a group
         that lets nobody in (no grant, wrong password, ...); a broker that is away is waited for,
         and so is one that did let this member in before."""
-        message = served(lambda: self._consumer.poll(timeout))
+        try:
+            message = served(lambda: self._consumer.poll(timeout))
+        except SystemError as trouble:
+            # Something is left pending in the library when a session ends in the middle of an
+            # assignment, and the callback may have been cut short: the consumer knows what is true.
+            log.warning("the group goes on", reason=repr(trouble.__cause__ or trouble))
+            assigned = self._consumer.assignment()
+            self._consumer.pause(assigned)
+            self._owned = frozenset(partition.partition for partition in assigned)
+            return
         if message is None or message.error() is None:
             return
         error = message.error()

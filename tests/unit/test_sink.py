@@ -6,13 +6,14 @@ import threading
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from cdc_relay.config import load
 from cdc_relay.errors import SinkUnavailableError
 from cdc_relay.kafka import transactions
 from cdc_relay.kafka.calls import Calls
 from cdc_relay.kafka.client import served
+from cdc_relay.kafka.membership import Membership
 from cdc_relay.kafka.sink import FencedError, IdempotentSink, _Warm
 from cdc_relay.kafka.transactions import TransactionalSink
 from cdc_relay.router import Record
@@ -52,6 +53,30 @@ def test_a_fatal_error_in_the_middle_of_reports_is_raised_as_itself() -> None:
         assert raised.value.args[0].code() == KafkaError._FENCED
     with pytest.raises(SystemError, match="another"):
         served(lambda: _raise(SystemError("another")))
+
+
+class TroubledConsumer:
+    """Its poll leaves something pending, as it was seen when a session ended."""
+
+    def __init__(self) -> None:
+        self.paused: list[Any] = []
+
+    def poll(self, _timeout: float) -> None:
+        raise SystemError("returned a result with an exception set") from ValueError("pending")
+
+    def assignment(self) -> list[Any]:
+        return [TopicPartition("topic", 0)]
+
+    def pause(self, partitions: list[Any]) -> None:
+        self.paused += partitions
+
+
+def test_trouble_in_the_group_asks_the_consumer_what_is_owned() -> None:
+    member: Any = Membership.__new__(Membership)
+    member._consumer, member._owned = TroubledConsumer(), frozenset({7})
+    member.poll(0)
+    assert member.owned == {0}
+    assert member._consumer.paused
 
 
 class CommittingProducer:
