@@ -157,11 +157,12 @@ def _consume(pipe: Connection, bootstrap: str, topic: str) -> None:
         if message is not None and message.error() is None:
             if not arrived:
                 pipe.send(None)
-            event_id = dict(message.headers() or [])["id"]
-            assert isinstance(event_id, bytes)
-            if event_id.decode() in arrived:
-                raise RuntimeError(f"{event_id.decode()} arrived twice")
-            arrived[event_id.decode()] = time.time()
+            header = dict(message.headers() or [])["id"]
+            assert isinstance(header, bytes)
+            event_id = header.decode()
+            if event_id in arrived:
+                raise RuntimeError(f"{event_id} arrived twice")
+            arrived[event_id] = time.time()
         if expected is None and pipe.poll():
             expected = pipe.recv()
     consumer.close()

@@ -11,16 +11,14 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaException, Producer
 
 from dev.kafka import Kafka
-from tests.support.harness import CHECKOUT, Harness, Process
+from tests.support.harness import CHECKOUT, Harness, Process, take_over
 from tests.support.load import Load, account
-from tests.support.sql import INSERT, Database, row
+from tests.support.sql import Database, insert, row
 
 KEYS = [f"k{number}" for number in range(20)]
 
@@ -124,7 +122,8 @@ def test_killed_when_fenced_by_another_producer(shop: Harness) -> None:
     with Load(shop, KEYS, pause=0.01, threads=2):
         shop.until(shop.checkpoint)
         shop.wait_sent(20)
-        _fence(shop)
+        for producer in (".0", ".0.second"):  # a shard has two that take turns
+            take_over(shop.kafka, f"cdc-relay.{shop.name}{producer}")
         shop.until(lambda: not relay.running, 40)
     assert relay.wait(1) == -signal.SIGKILL, relay.text()
     ends_well(shop)
@@ -188,29 +187,15 @@ def _next(shop: Harness, key: str) -> int:
 
 def _backlog(shop: Harness, rows: int, transactions: int = 100, filling: int = 0) -> None:
     """Rows of many aggregates, numbered as ``Load`` does."""
-    head, one = INSERT.format(table=shop.table).split(" VALUES ")
     each = rows // transactions
     numbers: dict[str, int] = {}
     with shop.database.connect() as connection, connection.cursor() as cursor:
         for first in range(0, rows, each):
             for chunk in range(first, first + each, 500):
-                values: list[object] = []
-                count = min(500, first + each - chunk)
-                for number in range(chunk, chunk + count):
+                made = []
+                for number in range(chunk, min(chunk + 500, first + each)):
                     key = f"b{number % 97}"
                     numbers[key] = numbers.get(key, 0) + 1
-                    values += row(key, {"n": numbers[key], "filling": "x" * filling})
-                cursor.execute(f"{head} VALUES " + ", ".join([one] * count), values)
+                    made.append(row(key, {"n": numbers[key], "filling": "x" * filling}))
+                cursor.execute(*insert(shop.table, made))
             connection.commit()
-
-
-def _fence(shop: Harness) -> None:
-    """What a second owner does first: it takes the ids of both producers."""
-    for transactional_id in (f"cdc-relay.{shop.name}.0", f"cdc-relay.{shop.name}.0.second"):
-        producer = Producer({"bootstrap.servers": shop.kafka, "transactional.id": transactional_id})
-        for _ in range(4):
-            with suppress(KafkaException):
-                producer.init_transactions(5)
-                break
-        else:
-            raise AssertionError("no transactional producer within 20 s")

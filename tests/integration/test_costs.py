@@ -11,7 +11,7 @@ import pytest
 from tests.support.brokers import ProxiedKafka
 from tests.support.harness import Harness
 from tests.support.requests import Requests, watching
-from tests.support.sql import INSERT, Database, row
+from tests.support.sql import Database, insert, row
 
 GRANTS = (
     "REPLICATION SLAVE, REPLICATION CLIENT ON *.*",
@@ -48,11 +48,9 @@ class Side:
 
     def fill(self, transactions: int, rows: int) -> None:
         """Commit so many transactions of so many rows."""
-        head, one = INSERT.format(table="outbox_event").split(" VALUES ")
-        sql = f"{head} VALUES " + ", ".join([one] * rows)
         for number in range(transactions):
-            values = [value for n in range(rows) for value in row(f"k{n % 50}", {"n": number})]
-            self.shop.database.sql(sql, values)
+            made = [row(f"k{n % 50}", {"n": number}) for n in range(rows)]
+            self.shop.database.sql(*insert("outbox_event", made))
 
 
 @pytest.fixture
@@ -113,8 +111,9 @@ def test_one_event_after_the_other(side: Side) -> None:
     requests = side.requests.counts - asked.counts
     assert requests["TxnOffsetCommit"] == requests["EndTxn"] == 20, requests
     assert requests["Produce"] == 40, requests
-    # Not once asked again because the markers of the last transaction are still being written.
-    assert requests["AddPartitionsToTxn"] == 20, requests
+    # Twice where the second record comes when the first one's partition was asked for already, or
+    # where markers of the last transaction but one are still being written.
+    assert 20 <= requests["AddPartitionsToTxn"] <= 40, requests
     statements = used(side.statements(), before)
     assert statements["update"] == statements["Ping"] == 20, statements
     assert sum(statements.values()) <= 41, statements

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
@@ -43,9 +43,9 @@ from cdc_relay.store import Store
 from dev.kafka import Kafka
 from dev.mysql import MySQL
 from tests.support.brokers import ProxiedKafka, QuickKafka, console_producer
-from tests.support.harness import Harness, create_topic
+from tests.support.harness import Harness, create_topic, take_over
 from tests.support.load import Load, account, repeated
-from tests.support.sql import INSERT, Database, row
+from tests.support.sql import Database, insert, row
 
 MakeShop = Callable[..., Harness]
 SETTINGS = {"SESSION_TIMEOUT": "2s", "TRANSACTION_TIMEOUT": "5s"}
@@ -259,9 +259,7 @@ def test_a_fenced_producer_ends_a_term_not_the_process(mysql: Database, make: Ma
     with Load(shop, [f"k{n}" for n in range(9)], pause=0.01):
         for turn, transactional_id in enumerate(ids, 1):
             shop.wait_sent(shop.count(1) + 50)
-            take_over(
-                Producer({"bootstrap.servers": shop.kafka, "transactional.id": transactional_id})
-            )
+            take_over(shop.kafka, transactional_id)
             shop.until(lambda before=turn: len(relay.logged("owning the shard")) > before)  # type: ignore[misc]
         shop.wait_sent(shop.count(1) + 50)
     shop.wait_all_sent()
@@ -269,13 +267,6 @@ def test_a_fenced_producer_ends_a_term_not_the_process(mysql: Database, make: Ma
     found = account(mysql, shop.table, "order", shop.messages())
     assert found.whole, found
     assert not found.duplicates, found
-
-
-def take_over(producer: Producer) -> None:
-    for _ in range(4):
-        with suppress(KafkaException):
-            return producer.init_transactions(5)
-    raise AssertionError("no transactional producer within 20 s")
 
 
 # --- brokers that come and go ---------------------------------------------------------------------
@@ -789,10 +780,7 @@ def test_what_stands_before_a_dead_row_in_its_transaction_is_sent(
             payload = {"n": number, **(large(3000) if (key, number) in bad else {})}
             headers = {"a\0b": "c"} if (key, number) == ("c", 4) else None
             rows.append(row(key, payload, headers=headers))
-    head, one = INSERT.format(table=shop.table).split(" VALUES ")
-    mysql.sql(
-        f"{head} VALUES " + ", ".join([one] * len(rows)), [value for one in rows for value in one]
-    )
+    mysql.sql(*insert(shop.table, rows))
     shop.wait_sent(9)
     shop.until(lambda: shop.count(2) == 3)
     assert in_order(shop) == {"a": [0, 1], "b": [0, 1, 2], "c": [0, 1, 2, 3]}

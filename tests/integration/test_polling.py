@@ -13,7 +13,7 @@ from cdc_relay.database import connected, describe_table, engine
 from cdc_relay.store import Store
 from tests.support.harness import Harness
 from tests.support.load import Load, account
-from tests.support.sql import INSERT, Database, row
+from tests.support.sql import INSERT, Database, insert, row
 
 KEYS = [f"k{number}" for number in range(12)]
 
@@ -78,11 +78,9 @@ def test_a_row_that_is_committed_late_is_seen(polled: Harness) -> None:
 
 
 def test_a_backlog_in_growing_batches_and_an_end(mysql_polled: Harness) -> None:
-    head, one = INSERT.format(table="outbox_event").split(" VALUES ")
     for start in range(0, 10_000, 1000):
         rows = [row(f"k{n % 37}", {"n": n}) for n in range(start, start + 1000)]
-        values = [value for each in rows for value in each]
-        mysql_polled.database.sql(f"{head} VALUES " + ", ".join([one] * 1000), values)
+        mysql_polled.database.sql(*insert("outbox_event", rows))
     done = mysql_polled.run("start", "--until-current")
     assert done.wait() == 0, done.text()
     assert mysql_polled.count(1) == 10_000

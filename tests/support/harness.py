@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
@@ -246,6 +247,15 @@ class Harness:
     def create_topic(self, kind: str = "order", partitions: int = 1, **config: str) -> None:
         """Create the topic of an aggregate type."""
         create_topic(self.kafka, self.topic_prefix + kind, partitions, config)
+
+
+def take_over(bootstrap: str, transactional_id: str) -> None:
+    """What another owner does first: it fences the producer of this id."""
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": transactional_id})
+    for _ in range(4):
+        with suppress(KafkaException):
+            return producer.init_transactions(5)
+    raise AssertionError("no transactional producer within 20 s")
 
 
 def create_topic(

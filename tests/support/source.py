@@ -24,7 +24,7 @@ from cdc_relay.database import describe_table, engine
 from cdc_relay.outbox import OutboxEvent
 from cdc_relay.position import Position
 from cdc_relay.store import Store
-from tests.support.sql import INSERT, Database, row
+from tests.support.sql import INSERT, Database, insert, row
 
 _numbers = itertools.count(1)
 _COM_BINLOG_DUMP = 0x12
@@ -73,10 +73,7 @@ class Session:
 
     def bulk(self, keys: Sequence[str], payload: object = None) -> None:
         """Insert one row per key in one statement."""
-        one = "(%s, %s, %s, %s, %s, %s)"
-        head = INSERT.format(table=self.table).removesuffix(one)
-        values = tuple(value for key in keys for value in row(key, payload))
-        self.run(head + ", ".join([one] * len(keys)), values)
+        self.run(*insert(self.table, [row(key, payload) for key in keys]))
 
     def run(self, statement: str, parameters: Sequence[object] | None = None) -> None:
         with self.connection.cursor() as cursor:
@@ -156,8 +153,8 @@ class SourceUnderTest:
 
     def ins_with_id(self, row_id: int, key: str) -> None:
         """Insert one row with an id of its own choice."""
-        insert = INSERT.format(table=self.table).replace("(event_id", "(id, event_id")
-        self.database.sql(insert.replace("(%s", f"({row_id}, %s"), row(key))
+        sql = INSERT.format(table=self.table).replace("(event_id", "(id, event_id")
+        self.database.sql(sql.replace("(%s", f"({row_id}, %s"), row(key))
 
     def read(self, start: Position | None = None, timeout: float = 60) -> Reading:
         """Read from ``start``, by default from where the last reading ended, to the present end

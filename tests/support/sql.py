@@ -112,6 +112,12 @@ INSERT = (
 )
 
 
+def insert(table: str, rows: Sequence[tuple[object, ...]]) -> tuple[str, list[object]]:
+    """One INSERT of many ``row``s, and its values."""
+    head, one = INSERT.format(table=table).split(" VALUES ")
+    return f"{head} VALUES " + ", ".join([one] * len(rows)), [v for values in rows for v in values]
+
+
 def row(
     key: str,
     payload: object = None,
