@@ -3,6 +3,7 @@ bytes. A change that makes any of them grow shows here on any machine, however b
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,8 +30,18 @@ class Side:
 
     def statements(self) -> dict[str, int]:
         """Statements of the relay's user so far, by kind. What a statement did is seen before it is
-        counted, which is when it ends; so this waits for the one that runs."""
-        self.shop.until(self._idle)
+        counted, which is when it has ended; so this asks until nothing is added any more."""
+        found = [self._counted()]
+
+        def stands_still() -> bool:
+            time.sleep(0.3)
+            found.append(self._counted())
+            return found[-1] == found[-2]
+
+        self.shop.until(stands_still)
+        return found[-1]
+
+    def _counted(self) -> dict[str, int]:
         rows = self.shop.database.sql(
             "SELECT event_name, count_star FROM"
             " performance_schema.events_statements_summary_by_account_by_event_name"
@@ -38,13 +49,6 @@ class Side:
             (self.user.url.username,),
         )
         return {str(name).rpartition("/")[2]: int(count) for name, count in rows}
-
-    def _idle(self) -> bool:
-        return not self.shop.database.sql(
-            "SELECT 1 FROM performance_schema.threads WHERE processlist_user = %s"
-            " AND processlist_command NOT IN ('Sleep', 'Binlog Dump', 'Binlog Dump GTID')",
-            (self.user.url.username,),
-        )
 
     def fill(self, transactions: int, rows: int) -> None:
         """Commit so many transactions of so many rows."""
