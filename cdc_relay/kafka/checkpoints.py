@@ -33,7 +33,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, SinkUnavailableError
-from cdc_relay.kafka.client import UNKNOWN_TOPIC, Complaints, base_config, create, sink_error, text
+from cdc_relay.kafka.client import (
+    SILENT,
+    UNKNOWN_TOPIC,
+    Complaints,
+    base_config,
+    create,
+    final,
+    sink_error,
+    text,
+)
 from cdc_relay.kafka.owed import NOTHING_OWED, Owed
 from cdc_relay.position import Position, from_runs, runs
 from cdc_relay.router import Record
@@ -293,7 +302,7 @@ def last_value(
         while high > low or settled:
             start = max(low, high - span)
             stop = None if settled else high
-            found = _last_value(consumer, topic, partition, key, start, stop, timeout)
+            found = _last_value(consumer, settings, topic, partition, key, start, stop, timeout)
             if found is not None or start == low:
                 return found
             span *= 16
@@ -308,7 +317,8 @@ def last_value(
 def _bounds(consumer: Any, where: TopicPartition, timeout: float) -> tuple[int, int] | None:
     """The first offset, and the one behind the last that can be seen; None where there is no such
     topic. A client that meets a broker which has just started takes a partition for unknown that is
-    there: only the brokers' metadata are believed, and only when they go on to say so."""
+    there: only the brokers' metadata are believed, and only when they go on to say so. A leader
+    that changes is waited for."""
     deadline = time.monotonic() + timeout
     missing_since: float | None = None
     while True:
@@ -316,7 +326,8 @@ def _bounds(consumer: Any, where: TopicPartition, timeout: float) -> tuple[int, 
             found: tuple[int, int] = consumer.get_watermark_offsets(where, timeout=timeout)
             return found
         except KafkaException as error:
-            if error.args[0].code() not in _PERHAPS_MISSING or time.monotonic() > deadline:
+            own = error.args[0]
+            if final(own) or own.code() in SILENT or time.monotonic() > deadline:
                 raise
         answer = consumer.list_topics(where.topic, timeout=timeout).topics[where.topic].error
         if answer is None or answer.code() not in _PERHAPS_MISSING:
@@ -330,6 +341,7 @@ def _bounds(consumer: Any, where: TopicPartition, timeout: float) -> tuple[int, 
 
 def _last_value(
     consumer: Any,
+    settings: Settings,
     topic: str,
     partition: int,
     key: bytes,
@@ -345,10 +357,10 @@ def _last_value(
     last: Stored | None = None
     seen: int | None = None
     end: int | None = None
+    reason = "no answer from Kafka"
     while True:
         message = consumer.poll(max(0.0, deadline - time.monotonic()))
         if message is None:
-            reason = "no answer from Kafka"
             if end is not None:
                 reason = (
                     f"a transaction is open since offset {seen} of {end}: if it does not end, "
@@ -375,5 +387,7 @@ def _last_value(
                 end = known[1]
             if seen >= end:
                 return last
-        elif not error.retriable():
-            raise SinkError(f"cannot read {topic}: {text(error)}")
+        elif final(error) or time.monotonic() > deadline:
+            raise sink_error(error, settings, f"cannot read {topic}")
+        else:
+            reason = text(error)

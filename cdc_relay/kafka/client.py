@@ -99,12 +99,21 @@ _FINAL: Final = frozenset(
 
 # What a client says of a topic that is not there, or that it does not know yet.
 UNKNOWN_TOPIC: Final = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))
-_SILENT: Final = (
+# No answer at all, or none in the time that the call was given.
+SILENT: Final = (
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._RESOLVE,
     KafkaError._TIMED_OUT,
 )
+
+
+def final(error: KafkaError) -> bool:
+    """Whether asking again cannot mend what the brokers or the client said: a wrong set-up. All
+    else may pass, a leader that changes or a broker that has just started; the client's own
+    ``retriable()`` says so of what belongs to transactions only.
+    """
+    return error.code() in _FINAL or error.fatal()
 
 
 class Complaints:
@@ -122,14 +131,14 @@ class Complaints:
         """Why a call failed: what the client has said by now, or the error itself."""
         client.poll(0)  # hands out what it has to say
         own: KafkaError = error.args[0]
-        return self._last if self._last is not None and own.code() in _SILENT else own
+        return self._last if self._last is not None and own.code() in SILENT else own
 
 
 def sink_error(error: KafkaError | KafkaException, settings: Settings, doing: str) -> SinkError:
     """Return the error of ours for a failure that is not a record's: a wrong set-up, which trying
     again cannot mend, or brokers that do not answer now."""
     inner = error.args[0] if isinstance(error, KafkaException) else error
-    silent = " does not answer" if inner.code() in _SILENT else ""
+    silent = " does not answer" if inner.code() in SILENT else ""
     if inner.code() == KafkaError.INVALID_SESSION_TIMEOUT:
         return SinkError(
             f"session_timeout: Kafka at {settings.kafka_bootstrap} refuses "
@@ -138,7 +147,7 @@ def sink_error(error: KafkaError | KafkaException, settings: Settings, doing: st
             "30 min)"
         )
     line = f"Kafka at {settings.kafka_bootstrap}{silent}: {doing}: {text(error)}"
-    if inner.code() in _FINAL or inner.fatal():
+    if final(inner):
         return SinkError(line)
     return SinkUnavailableError(line)
 

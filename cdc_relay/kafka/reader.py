@@ -18,8 +18,8 @@ from confluent_kafka import (
 )
 
 from cdc_relay.config import Settings
-from cdc_relay.errors import SinkError, SinkUnavailableError
-from cdc_relay.kafka.client import base_config, create, sink_error, text
+from cdc_relay.errors import SinkUnavailableError
+from cdc_relay.kafka.client import base_config, create, final, sink_error
 
 _BATCH: Final = 5_000
 
@@ -82,8 +82,7 @@ class Reader:
         if not partitions:
             return
         with self._errors("cannot read the topics"):
-            asked = [TopicPartition(one.topic, one.partition, since_ms) for one in partitions]
-            starts = self._consumer.offsets_for_times(asked, timeout=self._timeout)
+            starts = self._starts(partitions, since_ms)
             waiting = {(one.topic, one.partition) for one in starts}
             self._consumer.assign(starts)
         deadline = time.monotonic() + self._timeout
@@ -107,8 +106,7 @@ class Reader:
                     TopicPartition(one.topic, one.partition, OFFSET_END) for one in partitions
                 ]
             else:
-                asked = [TopicPartition(one.topic, one.partition, since_ms) for one in partitions]
-                starts = self._consumer.offsets_for_times(asked, timeout=self._timeout)
+                starts = self._starts(partitions, since_ms)
             self._consumer.assign(starts)
         while True:
             yield self._poll(1.0, lambda _: None)
@@ -121,6 +119,20 @@ class Reader:
             for number in range(there.get(topic, 0))
         ]
 
+    def _starts(self, partitions: Sequence[Any], since_ms: int) -> list[Any]:
+        """Where each partition has its first record that is not older. One whose leader changes
+        says so in its own answer: it is asked again."""
+        deadline = time.monotonic() + self._timeout
+        asked = [TopicPartition(one.topic, one.partition, since_ms) for one in partitions]
+        while True:
+            starts: list[Any] = self._consumer.offsets_for_times(asked, timeout=self._timeout)
+            faults = [one.error for one in starts if one.error is not None]
+            if not faults:
+                return starts
+            if any(map(final, faults)) or time.monotonic() > deadline:
+                raise KafkaException(faults[0])
+            time.sleep(0.1)
+
     def _poll(self, timeout: float, ended: Callable[[tuple[str, int]], None]) -> list[Read]:
         with self._errors("cannot read the topics"):
             messages = self._consumer.consume(_BATCH, timeout=min(timeout, 0.2))
@@ -131,8 +143,8 @@ class Reader:
                 batch.append(_read(message))
             elif error.code() == KafkaError._PARTITION_EOF:
                 ended((message.topic(), message.partition()))
-            elif not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
-                raise SinkError(f"cannot read {message.topic()}: {text(error)}")
+            elif final(error):
+                raise sink_error(error, self._settings, f"cannot read {message.topic()}")
         return batch
 
     @contextmanager

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_relay.errors import SinkError
+from cdc_relay.config import load
+from cdc_relay.errors import SinkError, SinkUnavailableError
+from cdc_relay.kafka import checkpoints
 from cdc_relay.kafka.checkpoints import Checkpoint, UnreadableCheckpointError
 from cdc_relay.kafka.owed import Owed, fingerprint
 from cdc_relay.position import Position
@@ -76,3 +81,56 @@ def test_a_damaged_one_is_refused(cut: int) -> None:
 def test_a_record_that_is_no_checkpoint(value: bytes) -> None:
     with pytest.raises(UnreadableCheckpointError, match="the checkpoint cannot be read"):
         Checkpoint.decode(value)
+
+
+class _Answers:
+    """A consumer whose brokers answer as told, then with a partition that is empty."""
+
+    def __init__(self, *codes: int) -> None:
+        self.codes = list(codes)
+
+    def get_watermark_offsets(self, *_: Any, **__: Any) -> tuple[int, int]:
+        if self.codes:
+            raise KafkaException(KafkaError(self.codes.pop(0)))
+        return 0, 0
+
+    def list_topics(self, topic: str, **_: Any) -> Any:
+        class Found:
+            topics = {topic: type("Topic", (), {"error": None})}  # noqa: RUF012
+
+        return Found
+
+    def poll(self, _: float) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def _last(monkeypatch: pytest.MonkeyPatch, consumer: _Answers) -> object:
+    monkeypatch.setattr(checkpoints, "create", lambda *_: consumer)
+    settings = load(environ={}, flags={"kafka_bootstrap": "127.0.0.1:1", "name": "shop"})
+    return checkpoints.last_value(settings, "t", 0, b"key", 5.0)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+    ],
+)
+def test_a_leader_that_changes_is_waited_for(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    consumer = _Answers(code, code)
+    assert _last(monkeypatch, consumer) is None
+    assert not consumer.codes
+
+
+def test_what_waiting_cannot_mend_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = _Answers(*[KafkaError.TOPIC_AUTHORIZATION_FAILED] * 2)
+    with pytest.raises(SinkError) as refused:
+        _last(monkeypatch, consumer)
+    assert len(consumer.codes) == 1
+    assert not isinstance(refused.value, SinkUnavailableError)
