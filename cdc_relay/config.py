@@ -351,10 +351,7 @@ class Settings(BaseModel):
     @field_validator("table")
     @classmethod
     def _check_table(cls, value: str) -> str:
-        parts = value.split(".")
-        if len(parts) > 2 or not all(re.fullmatch(r"[^`\0/\\]{1,64}", part) for part in parts):
-            raise ValueError(f"{value!r} is not a table name; write table or schema.table")
-        return value
+        return table_name(value)
 
     @field_validator("routes", mode="before")
     @classmethod
@@ -513,6 +510,15 @@ class Settings(BaseModel):
                     f"{field} is not set: pass --{flag}, set {ENV_PREFIX}{field.upper()} or write "
                     f"it into the file given by --config"
                 )
+
+
+def table_name(value: str) -> str:
+    """Return ``value`` where it may name a table, ``table`` or ``schema.table``; else raise
+    ``ValueError``."""
+    parts = value.split(".")
+    if len(parts) > 2 or not all(re.fullmatch(r"[^`\0/\\]{1,64}", part) for part in parts):
+        raise ValueError(f"{value!r} is not a table name; write table or schema.table")
+    return value
 
 
 def load(

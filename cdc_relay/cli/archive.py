@@ -7,6 +7,7 @@ import json
 import click
 
 from cdc_relay.cli.housekeeping import housekeeping_options, run
+from cdc_relay.cli.options import table
 from cdc_relay.config import Settings
 from cdc_relay.housekeeping import Archive
 from cdc_relay.housekeeping.archive import DEFAULT_NAME
@@ -24,6 +25,7 @@ from cdc_relay.housekeeping.archive import DEFAULT_NAME
     default=DEFAULT_NAME,
     show_default=True,
     metavar="TABLE",
+    callback=table,
     help="Where they go, optionally schema.table; created when it is missing.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as a JSON object.")

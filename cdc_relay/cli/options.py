@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 import click
 from click.shell_completion import CompletionItem
 
-from cdc_relay.config import Settings, load, seconds
+from cdc_relay.config import Settings, load, seconds, table_name
 from cdc_relay.telemetry import configure_logging
 
 LOGGING: Final = ("log_format", "log_level")
@@ -56,6 +56,14 @@ def duration(_context: object, parameter: click.Parameter, value: str) -> float:
     """Callback of an option that is a duration and no setting: seconds."""
     try:
         return seconds(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=parameter) from None
+
+
+def table(_context: object, parameter: click.Parameter, value: str) -> str:
+    """Callback of an option that names a table and is no setting."""
+    try:
+        return table_name(value)
     except ValueError as error:
         raise click.BadParameter(str(error), param=parameter) from None
 

@@ -77,7 +77,7 @@ class CheckpointTopicGoneError(FencedError):
 class Delivery:
     """What became of the records of one ``send``. Filled while the sink is polled."""
 
-    __slots__ = ("_flying", "_later", "_open", "_records", "_waiting", "refused")
+    __slots__ = ("_flying", "_later", "_open", "_records", "_waiting", "behind", "refused")
 
     def __init__(self, records: Sequence[Record]) -> None:
         self._records = records
@@ -86,16 +86,22 @@ class Delivery:
         self._open = bytearray(b"\1") * len(records)
         self._waiting = len(records)
         self.refused: dict[int, str] = {}
-        """Index in the sent sequence to the reason; only faults of the record or its topic, and
-        what was not sent because it stands behind such a record of its key."""
+        """Index in the sent sequence to the reason; only faults of the record or its topic."""
+        self.behind: set[int] = set()
+        """What was not sent because it stands behind such a record of its topic and key."""
 
     @property
     def settled(self) -> bool:
-        """Whether every record is acknowledged by all in-sync replicas, or refused."""
+        """Whether every record is acknowledged by all in-sync replicas, refused, or behind one that
+        was refused."""
         return self._waiting == 0
 
     def _refuse(self, index: int, reason: str) -> None:
         self.refused[index] = reason
+        self._close(index)
+
+    def _pass_over(self, index: int) -> None:
+        self.behind.add(index)
         self._close(index)
 
     def _close(self, index: int) -> None:
@@ -198,7 +204,8 @@ class IdempotentSink:
         """Send ``records`` in order, wait for their acknowledgements, then for the checkpoint's.
 
         An empty result: all of it is there. Otherwise the refused records by their index, and the
-        checkpoint was not written; the others are there. Raises ``SinkUnavailableError`` when
+        checkpoint was not written; ``acknowledged`` says what is there, the rest stands behind a
+        refused record of its topic and key. Raises ``SinkUnavailableError`` when
         ``going_on`` turns false while the brokers are away, ``FencedError`` when the producer
         cannot go on.
         """
@@ -206,27 +213,25 @@ class IdempotentSink:
         refused = self._topics.refused(records)
         if refused:
             return refused
-        lost = self._send_and_wait(records, going_on)
+        sent = self._send_and_wait(records, going_on)
         faults.point("produced")
-        if lost:
-            self.acknowledged = set(range(len(records))) - lost.keys()
+        if sent.refused:
+            self.acknowledged = set(range(len(records))) - sent.refused.keys() - sent.behind
         elif checkpoint is not None:
-            refusal = self._send_and_wait([checkpoint], going_on)
-            if refusal:
+            saved = self._send_and_wait([checkpoint], going_on)
+            if saved.refused:
                 self._topics.forget(checkpoint.topic)
                 check_is_there(self._topics, checkpoint)
-                raise SinkError(f"the checkpoint was refused: {refusal[0]}")
-        return {index: Refusal(reason) for index, reason in lost.items()}
+                raise SinkError(f"the checkpoint was refused: {saved.refused[0]}")
+        return {index: Refusal(reason) for index, reason in sent.refused.items()}
 
-    def _send_and_wait(
-        self, records: Sequence[Record], going_on: Callable[[], bool]
-    ) -> dict[int, str]:
+    def _send_and_wait(self, records: Sequence[Record], going_on: Callable[[], bool]) -> Delivery:
         delivery = self.send(records)
         while not delivery.settled:
             self.poll(0.05)
             if not delivery.settled and not going_on():
                 raise SinkUnavailableError("stopped while the brokers do not answer")
-        return delivery.refused
+        return delivery
 
     def send(self, records: Sequence[Record]) -> Delivery:
         """Queue the records in order and return at once, or, while the queue is full, as soon as
@@ -287,7 +292,7 @@ class IdempotentSink:
 
     def _produce(self, delivery: Delivery) -> None:
         """Queue what is open of ``delivery``, up to a gap; what stands behind a refused record of
-        its key is refused, what stands behind a cold one waits. Nothing is on its way."""
+        its key is passed over, what stands behind a cold one waits. Nothing is on its way."""
         records, open_ = delivery._records, delivery._open
         delivery._flying = 0
         delivery._later = False
@@ -303,7 +308,7 @@ class IdempotentSink:
             if not open_[index]:
                 continue
             if behind and behind.get((record.topic, record.key), index) < index:
-                delivery._refuse(index, "behind a refused record of its key")
+                delivery._pass_over(index)
                 continue
             if passed and (record.topic, record.key) in passed:
                 continue

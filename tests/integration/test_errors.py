@@ -361,6 +361,33 @@ def test_a_refused_row_is_not_overtaken_by_its_own_transaction(
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_another_aggregate_of_the_same_key_costs_no_try(
+    delivery: str, mysql: Database, harness: MakeHarness
+) -> None:
+    """Two types with one topic: what stands behind a refused record of its key, but belongs to
+    another aggregate, is sent as if nothing were before it."""
+    shop: Harness = harness(mysql, DELIVERY=delivery)
+    shop.create_topic("all", 1, **{"max.message.bytes": "20000"})
+    relay = shop.relay(TOPIC=shop.topic_prefix + "all")
+    rows = [
+        row("a", {"n": 1}, kind="invoice"),
+        row("a", {"text": os.urandom(15_000).hex()}, event_id="large"),
+        row("a", {"n": 2}),
+        *(row("a", {"n": n}, kind="invoice") for n in range(2, 10)),
+    ]
+    with shop.database.connect() as connection, connection.cursor() as cursor:
+        cursor.executemany(INSERT.format(table=shop.table), rows)
+        connection.commit()
+    shop.wait_sent(9)
+    shop.until(lambda: state(shop, "large")[1] >= 1)
+    assert relay.terminate() == 0
+    invoices = [values[0] for values in rows if values[1] == "invoice"]
+    assert list(dict.fromkeys(one.event_id for one in shop.messages("all"))) == invoices
+    assert [state(shop, event_id)[:2] for event_id in invoices] == [(1, 0)] * 9
+    assert state(shop, str(rows[2][0])) == (0, 0, None)
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_small_rows_are_sent_however_many_there_are_at_once(
     delivery: str, mysql: Database, harness: MakeHarness
 ) -> None:

@@ -679,6 +679,8 @@ def test_an_archive_of_the_users_own(outbox: Database, capsys: Capture) -> None:
         (["purge", "--batch", "0"], 2, "--batch"),
         (["purge", "--table", "nothing"], 3, "does not exist"),
         (["archive", "--archive-table", "outbox_event"], 3, "is the outbox itself"),
+        (["archive", "--archive-table", ""], 2, "is not a table name"),
+        (["archive", "--archive-table", "a.b.c"], 2, "is not a table name"),
         (["purge", "--replicas", "http://x"], 2, "host:port"),
     ],
 )
