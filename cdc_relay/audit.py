@@ -39,6 +39,8 @@ _ROW: Final = struct.Struct("<16sQQBH")
 _RECORD: Final = struct.Struct("<16sHIQ")
 # The same behind its number in the file.
 _NUMBERED: Final = struct.Struct("<Q16sHIQ")
+# A record that names no event.
+_NAMELESS: Final = blake2b(digest_size=16).digest()
 _NAMES: Final = {PENDING: "pending", SENT: "sent", DEAD: "dead"}
 
 
@@ -203,6 +205,10 @@ class Audit:
         rows = {digest: rest for digest, *rest in found}
         seen: dict[bytes, Sequence[int]] = {}
         for number, digest, *place in records:
+            if digest == _NAMELESS:
+                report.foreign += 1
+                self._sample("foreign", at=_place(names, place))
+                continue
             row = rows.get(digest)
             if digest in seen:
                 report.duplicates += 1

@@ -51,6 +51,9 @@ class Picture:
     members: int = 0
     """Relays of the name that run."""
     checkpoint_age_s: float | None = None
+    behind: bool = True
+    """Whether the relay's checkpoint names a place before the end of the log, as far as is known: a
+    relay that has nothing to do writes none."""
     pass_age_s: float | None = None
     """When the compensator's last pass ended; None where none has left a record."""
     pass_error: str = ""
@@ -130,13 +133,14 @@ def judge(
     schedule_s: float = 300.0,
     keep_s: float = 14 * _DAY_S,
     at_least_once: bool = False,
+    marks: bool = True,
 ) -> list[Diagnosis]:
     """Return what the picture means, gravest first; one ``well`` where nothing is wrong.
 
     ``older_than_s`` and ``schedule_s`` are the compensator's, ``keep_s`` is how long sent rows are
-    meant to stay."""
+    meant to stay. Without ``marks`` pending says nothing."""
     found = [
-        *_relay(picture, older_than_s, schedule_s),
+        *(_relay(picture, older_than_s, schedule_s) if marks else _unmarked(picture)),
         *_refusals(picture),
         *_dead(picture),
         *_purge(picture, keep_s),
@@ -167,7 +171,9 @@ def _relay(picture: Picture, older_than_s: float, schedule_s: float) -> list[Dia
     found = []
     if picture.members == 0:
         found.append(Diagnosis("no_relay", f"{waiting}: no relay is running", "cdc-relay start"))
-    elif picture.checkpoint_age_s is None or picture.checkpoint_age_s > _LATE_S:
+    elif picture.checkpoint_age_s is None or (
+        picture.behind and picture.checkpoint_age_s > _LATE_S
+    ):
         found.append(
             Diagnosis(
                 "relay_stuck",
@@ -190,6 +196,25 @@ def _relay(picture: Picture, older_than_s: float, schedule_s: float) -> list[Dia
             )
         )
     return found
+
+
+def _unmarked(picture: Picture) -> list[Diagnosis]:
+    """Without marks every row is pending for ever, and there is no compensator."""
+    if picture.kafka_error:
+        return []  # said below
+    if picture.members == 0:
+        return [Diagnosis("no_relay", "no relay is running", "cdc-relay start")]
+    age = picture.checkpoint_age_s
+    if age is None or (picture.behind and age > _LATE_S):
+        return [
+            Diagnosis(
+                "relay_stuck",
+                "the relay that runs is behind the end of the log and has written no checkpoint "
+                f"for {age or 0:.0f} s; its log says why",
+                "cdc-relay status --watch",
+            )
+        ]
+    return []
 
 
 def _passes(picture: Picture, waiting: str, schedule_s: float) -> list[Diagnosis]:

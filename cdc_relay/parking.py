@@ -16,6 +16,7 @@ waits. The ids of the rows that a closed aggregate holds are kept then, and stan
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -75,6 +76,7 @@ class Parking:
         self._on_dead = on_dead
         self._marks = marks
         self._closed: dict[Closed, _State] = {}
+        self._of_type: Counter[str] = Counter()  # how many are closed one by one
         self._names = 0  # bytes of what is closed, at most: what is opened is not taken off
         self.tries: dict[int, int] = {}
         """Failures so far of rows that came from the table, by id."""
@@ -119,13 +121,20 @@ class Parking:
         """Close the aggregates that the compensator has parked, or left with a dead row."""
         if not self._marks:
             return  # there is no compensator then, and what is dead was dead before
-        for kind, key in self._store.failing(_MOST_AGGREGATES):
-            self.close(kind, key)
+        self._close_all(self._store.failing(_MOST_AGGREGATES + 1))
 
-    def close_blocked(self, kind: str | None = None) -> None:
-        """Close the aggregates, of one type or all, that a dead row keeps from flowing."""
-        for blocked in self._blocked(kind, None):
-            self.close(*blocked)
+    def close_blocked(self) -> None:
+        """Close the aggregates that a dead row keeps from flowing."""
+        self._close_all(self._blocked(None, None))
+
+    def _close_all(self, found: Sequence[Aggregate]) -> None:
+        """Close these aggregates; where there are more than the look could name, their types."""
+        if len(found) > _MOST_AGGREGATES:
+            for kind in self._store.failing_types():
+                self.close(kind, None)
+        else:
+            for aggregate in found:
+                self.close(*aggregate)
 
     def wait_for(self, rows: Iterable[tuple[int, Aggregate]]) -> None:
         """Close the aggregates of these rows until they are visible, or gone: nothing tells
@@ -172,16 +181,16 @@ class Parking:
         if state is not None:
             state.trial = False
         elif whole is None or whole.trial:
-            self._closed[kind, key] = _State(time.monotonic() + _LOOK_AGAIN_S)
+            self._add(kind, key, _State(time.monotonic() + _LOOK_AGAIN_S))
             self._names += _size(kind, key)
-        of_type = [closed for closed in self._closed if closed[0] == kind and closed[1] is not None]
-        if key is None or len(of_type) > _MOST_AGGREGATES or not self._has_room():
-            state = self._closed.setdefault((kind, None), _State(time.monotonic() + _LOOK_AGAIN_S))
-            self._absorb(kind, state)
+        if key is None or self._of_type[kind] > _MOST_AGGREGATES or not self._has_room():
+            if (kind, None) not in self._closed:
+                self._add(kind, None, _State(time.monotonic() + _LOOK_AGAIN_S))
+            self._absorb(kind, self._closed[kind, None])
 
     def open(self, aggregate: Closed) -> None:
         """Let the aggregate flow."""
-        self._closed.pop(aggregate, None)
+        self._remove(aggregate)
         log.info("aggregate flows again", aggregate_type=aggregate[0], aggregate_id=aggregate[1])
 
     def begin_trial(self, aggregate: Closed) -> None:
@@ -238,16 +247,21 @@ class Parking:
         state.look_at = time.monotonic() + self._pause(_LONGEST_S)
         if not self._marks:
             return self._held_rows(aggregate, state)
-        if state.unseen:
-            state.unseen = set(self._store.still_unseen(sorted(state.unseen)))
-            if state.unseen:
-                return None
         if state.held:
             # So that they are visible, or gone, when "nothing is pending" opens the aggregate.
             self._store.settle(sorted(state.held))
             state.held.clear()
+        if state.unseen:
+            state.unseen = set(self._store.still_unseen(sorted(state.unseen)))
+            if state.unseen:
+                return None
         kind, key = aggregate
-        blocked = {name for _, name in self._blocked(kind, key)}
+        # What the database takes for equal (A and a, a and "a ") are keys of their own to Kafka.
+        blocked = {
+            name
+            for type_, name in self._blocked(kind, key)
+            if type_ == kind and key in (None, name)
+        }
         waits = self._due(aggregate, state, blocked, owed)
         if waits:
             # Those that are still pending; what does not fit into memory comes at the next turn.
@@ -259,7 +273,7 @@ class Parking:
         if len(blocked) > _MOST_AGGREGATES or not self._has_room(kind, blocked):
             return None
         for name in sorted(blocked):
-            self._closed[kind, name] = _State(time.monotonic() + self._pause(_LOOK_AGAIN_S))
+            self._add(kind, name, _State(time.monotonic() + self._pause(_LOOK_AGAIN_S)))
         return []
 
     def _due(
@@ -274,9 +288,13 @@ class Parking:
             page = self._store.waiting(kind, key, limit, after_id)
             for row in page:
                 after_id = row.id
+                if row.aggregate_type != kind or key not in (None, row.aggregate_id):
+                    continue  # equal to the database only
                 if owed.get(row.id) == row.event_id or row.aggregate_id in blocked:
                     continue
-                if row.due_in_s > 0:
+                if row.behind_dead:
+                    blocked.add(row.aggregate_id)
+                elif row.due_in_s > 0:
                     blocked.add(row.aggregate_id)
                     pause = self._pause(min(row.due_in_s, _LONGEST_S))
                     state.look_at = min(state.look_at, time.monotonic() + pause)
@@ -323,8 +341,19 @@ class Parking:
             return None
         for name, ids in blocked.items():
             look_at = time.monotonic() + self._pause(_LOOK_AGAIN_S)
-            self._closed[kind, name] = _State(look_at, held=ids)
+            self._add(kind, name, _State(look_at, held=ids))
         return []
+
+    def _add(self, kind: str, key: str | None, state: _State) -> None:
+        if key is not None and (kind, key) not in self._closed:
+            self._of_type[kind] += 1
+        self._closed[kind, key] = state
+
+    def _remove(self, aggregate: Closed) -> _State | None:
+        state = self._closed.pop(aggregate, None)
+        if state is not None and aggregate[1] is not None:
+            self._of_type[aggregate[0]] -= 1
+        return state
 
     def _state(self, kind: str, key: str | None) -> _State | None:
         """What holds the rows of an aggregate: its own state, or its type's."""
@@ -350,9 +379,11 @@ class Parking:
 
     def _absorb(self, kind: str, whole: _State) -> None:
         """Let the closed type stand for its aggregates."""
+        if not self._of_type[kind]:
+            return
         for other in [closed for closed in self._closed if closed[0] == kind]:
-            if other[1] is not None:
-                absorbed = self._closed.pop(other)
+            absorbed = self._remove(other) if other[1] is not None else None
+            if absorbed is not None:
                 whole.held |= absorbed.held
                 whole.unseen |= absorbed.unseen
 

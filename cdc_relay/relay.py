@@ -132,6 +132,7 @@ class Relay:
         self.counters = vitals.counters
         self._end_pass = fence_pass
         self._polling = settings.source == "polling"
+        self._full = False
 
     def run(self, start: Checkpoint, until: Position | None = None) -> None:
         """Carry rows from ``start`` on until ``stopping``, or until everything up to ``until`` is
@@ -233,8 +234,16 @@ class Relay:
                 raise self._marker.error
 
     def _gather(self) -> list[Batch]:
-        """Everything that waits; waits a little when nothing does."""
-        if self._marker.owed_count >= self._most_owed:
+        """Everything that waits; waits a little when nothing does. Nothing while too much is owed,
+        or held where nothing is marked: both stand in every checkpoint."""
+        if self._parking.full:
+            if not self._full:
+                log.error("too many rows wait behind refused ones: the relay reads no further")
+            self._vitals.waiting = "for refused rows: too many wait behind them"
+        elif self._full:
+            self._vitals.waiting = ""
+        self._full = self._parking.full
+        if self._full or self._marker.owed_count >= self._most_owed:
             time.sleep(0.01)
             return []
         return self._hand_over.take(_TICK_S / 2)
@@ -254,7 +263,7 @@ class Relay:
         self._deliver(items, position)
         self._note_lag(group, self.counters.sent - before)
         until = self._checkpoint.doubtful_until
-        if until is not None and position.reached(until):
+        if until is not None and position.passed(until):
             self._checkpoint = replace(self._checkpoint, doubtful_until=None)
         return None
 
@@ -384,7 +393,7 @@ class Relay:
         if not moved or (not force and since < self._settings.checkpoint_interval):
             return
         to = self._moved
-        if to is not None and last.doubtful_until is not None and to.reached(last.doubtful_until):
+        if to is not None and last.doubtful_until is not None and to.passed(last.doubtful_until):
             self._checkpoint = replace(last, doubtful_until=None)
         self._delivered_checkpoint(self._next_checkpoint([], [], to))
 
@@ -648,9 +657,12 @@ class Relay:
     def _retry_parked(self) -> None:
         """Try the aggregates again whose time has come, and let those flow that have nothing
         pending any more."""
-        if time.monotonic() >= self._next_learn:
-            self._next_learn = time.monotonic() + _LEARN_PAUSE_S
+        begun = time.monotonic()
+        if begun >= self._next_learn:
             self._patiently(self._parking.learn)
+            now = time.monotonic()
+            # Slow where very many rows are pending: it takes a twentieth of the time at most.
+            self._next_learn = now + max(_LEARN_PAUSE_S, 20 * (now - begun))
         due = self._parking.due()
         if due and not self._parking.are_known(due) and time.monotonic() >= self._next_fence:
             # A pass may hold rows of an aggregate that was open when it looked. The checkpoint

@@ -39,6 +39,11 @@ _REASON_CHARACTERS: Final = 512
 _HIGHEST_ID: Final = 2**64 - 1
 _SPAN_IDS: Final = 100_000
 _SLICE_ROWS: Final = 200_000
+# What the database takes for equal (A and a, a and "a ") are keys of their own to Kafka.
+_DISTINCT_AGGREGATES: Final = (
+    "DISTINCT aggregate_type, aggregate_id,"
+    " CAST(aggregate_type AS BINARY), CAST(aggregate_id AS BINARY)"
+)
 
 
 Aggregate = tuple[str, str]
@@ -71,9 +76,12 @@ class WaitingRow(NamedTuple):
 
     id: int
     event_id: str
+    aggregate_type: str
     aggregate_id: str
     due_in_s: float
     """Seconds until its next try; 0 when it may be sent now."""
+    behind_dead: bool
+    """Whether a dead row of its aggregate blocks it."""
 
 
 class HeldRow(NamedTuple):
@@ -224,7 +232,7 @@ class Store:
                 f"SELECT id, event_id FROM {self._table}{self._shape.force_index('id')}"
                 f" WHERE id IN ({part}) AND status = {PENDING}"
             )
-            found += [(row_id, event_id) for row_id, event_id in self._read(sql)]
+            found += [(row_id, event_id or "") for row_id, event_id in self._read(sql)]
         return found
 
     def count_pending(self, older_than_s: float, from_id: int) -> int:
@@ -506,19 +514,22 @@ class Store:
         self, aggregate_type: str, aggregate_id: str | None, limit: int, after_id: int = 0
     ) -> list[WaitingRow]:
         """Return the first pending rows of an aggregate (of a whole type where ``aggregate_id`` is
-        None) behind ``after_id``, in id order, without what makes rows large."""
-        condition, parameters = _of(aggregate_type, aggregate_id)
+        None) behind ``after_id``, in id order, without what makes rows large. Rows of others that
+        the database takes for equal are among them."""
+        condition, parameters = _of(aggregate_type, aggregate_id, "outbox.")
         hint = self._shape.force_index("status", "aggregate_type", "aggregate_id")
-        later = "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), next_retry_time)"
+        later = "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), outbox.next_retry_time)"
+        behind, dead = self._behind_dead()
         found = self._read(
-            f"SELECT id, event_id, aggregate_id, COALESCE({later}, 0) FROM {self._table}"
-            f"{hint} WHERE status = {PENDING}{condition}"
-            f" AND id > {int(after_id)} ORDER BY id LIMIT {int(limit)}",
+            "SELECT outbox.id, outbox.event_id, outbox.aggregate_type, outbox.aggregate_id,"
+            f" COALESCE({later}, 0), {behind} FROM {self._table} AS outbox{hint}{dead}"
+            f" WHERE outbox.status = {PENDING}{condition}"
+            f" AND outbox.id > {int(after_id)} ORDER BY outbox.id LIMIT {int(limit)}",
             parameters,
         )
         return [
-            WaitingRow(row_id, event_id or "", key or "", max(0.0, int(microseconds) / 1e6))
-            for row_id, event_id, key, microseconds in found
+            WaitingRow(row[0], row[1] or "", *_aggregate(row[2:4]), _seconds(row[4]), bool(row[5]))
+            for row in found
         ]
 
     def held(self, ids: Sequence[int]) -> list[HeldRow]:
@@ -529,30 +540,22 @@ class Store:
             f" WHERE id IN ({','.join([str(int(row_id)) for row_id in ids])}) ORDER BY id"
         )
         return [
-            HeldRow(row_id, key or "", int(status), max(0.0, int(microseconds) / 1e6))
+            HeldRow(row_id, key or "", int(status), _seconds(microseconds))
             for row_id, key, status, microseconds in found
         ]
 
     def dead_aggregates(
         self, aggregate_type: str | None, aggregate_id: str | None, limit: int
     ) -> list[Aggregate]:
-        """Return the aggregates that have a dead row: all, those of a type, or this one."""
+        """Return the aggregates that have a dead row: all, those of a type, or this one; others
+        that the database takes for equal are among them."""
         where, parameters = _of(aggregate_type, aggregate_id)
         found = self._read(
-            f"SELECT DISTINCT aggregate_type, aggregate_id FROM {self._table}"
+            f"SELECT {_DISTINCT_AGGREGATES} FROM {self._table}"
             f" WHERE status = {DEAD}{where} LIMIT {int(limit)}",
             parameters,
         )
-        return [_aggregate(row) for row in found]
-
-    def has_pending(self, aggregate_type: str, aggregate_id: str) -> bool:
-        """Whether a row of the aggregate is pending."""
-        return self._has(PENDING, aggregate_type, aggregate_id)
-
-    def _has(self, status: int, aggregate_type: str, aggregate_id: str) -> bool:
-        where, parameters = _of(aggregate_type, aggregate_id)
-        sql = f"SELECT 1 FROM {self._table} WHERE status = {status}{where} LIMIT 1"
-        return bool(self._read(sql, parameters))
+        return [_aggregate(row[:2]) for row in found]
 
     def dead(
         self, limit: int, *, event_ids: Sequence[str] | None = None, payload: bool = False
@@ -592,30 +595,49 @@ class Store:
     def failing(self, limit: int) -> list[Aggregate]:
         """Return aggregates that must wait: those with a row on the ladder or, where dead rows
         block, with a dead one."""
-        hint = self._shape.force_index("status", "next_retry_time")
-        nullable = self._shape.columns["next_retry_time"].nullable
-        tried = "next_retry_time IS NOT NULL" if nullable else "retry_count > 0"
-        condition = f"(status = {PENDING} AND {tried})"
+        found = self._read(f"SELECT {_DISTINCT_AGGREGATES}{self._failing} LIMIT {int(limit)}")
+        return [_aggregate(row[:2]) for row in found]
+
+    def failing_types(self) -> list[str]:
+        """Return the types of the aggregates that must wait."""
+        found = self._read(
+            f"SELECT DISTINCT aggregate_type, CAST(aggregate_type AS BINARY){self._failing}"
+        )
+        return [name or "" for name, _ in found]
+
+    @property
+    def _failing(self) -> str:
+        """Where the rows are that make their aggregates wait."""
+        condition = f"(status = {PENDING} AND {self._has_failed})"
         if self._on_dead == "block":
             condition += f" OR status = {DEAD}"
-        sql = (
-            f"SELECT DISTINCT aggregate_type, aggregate_id FROM {self._table}{hint}"
-            f" WHERE {condition} LIMIT {int(limit)}"
-        )
-        return [_aggregate(row) for row in self._read(sql)]
+        hint = self._shape.force_index("status", "next_retry_time")
+        return f" FROM {self._table}{hint} WHERE {condition}"
+
+    @property
+    def _has_failed(self) -> str:
+        """The condition on a pending row. Each failure sets a time, by which it is found quickly;
+        where services set one themselves, or every row has one, the tries are read."""
+        nullable = self._shape.columns["next_retry_time"].nullable
+        return "next_retry_time IS NOT NULL AND retry_count > 0" if nullable else "retry_count > 0"
 
     def backlog(self) -> Backlog:
         """Count what is pending and dead. Reads those entries of the status index and one row, so
         a large table of sent rows costs nothing."""
         by_status = self._shape.force_index("status", "next_retry_time")
         nullable = self._shape.columns["next_retry_time"].nullable
-        failing = "COUNT(next_retry_time)" if nullable else "NULL"
+        failing = "NULL"
+        if nullable:
+            failing = (
+                f"(SELECT COUNT(*) FROM {self._table}{by_status}"
+                f" WHERE status = {PENDING} AND {self._has_failed})"
+            )
         [(pending, failing_count, dead, age, clock)] = self._read(
-            "SELECT found.pending, found.failing,"
+            f"SELECT found.pending, {failing},"
             f" (SELECT COUNT(*) FROM {self._table}{by_status} WHERE status = {DEAD}),"
             " TIMESTAMPDIFF(MICROSECOND, oldest.created_at, UTC_TIMESTAMP(6)),"
             " TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
-            f" FROM (SELECT COUNT(*) AS pending, {failing} AS failing, MIN(id) AS id"
+            " FROM (SELECT COUNT(*) AS pending, MIN(id) AS id"
             f" FROM {self._table}{by_status} WHERE status = {PENDING}) AS found"
             f" LEFT JOIN {self._table} AS oldest ON oldest.id = found.id"
         )
@@ -662,11 +684,9 @@ class Store:
         """Count the rows by status. Walks the status index: about a second for ten million."""
         groups = self._read(f"SELECT status, COUNT(*) FROM {self._table} GROUP BY status")
         by_status = {int(status): int(count) for status, count in groups}
-        # Each failure sets a time; where every row has one, the count of tries must be read.
-        nullable = self._shape.columns["next_retry_time"].nullable
-        failing = "next_retry_time IS NOT NULL" if nullable else "retry_count > 0"
         [(failing_count, oldest)] = self._read(
-            f"SELECT (SELECT COUNT(*) FROM {self._table} WHERE status = {PENDING} AND {failing}),"
+            f"SELECT (SELECT COUNT(*) FROM {self._table}"
+            f" WHERE status = {PENDING} AND {self._has_failed}),"
             " TIMESTAMPDIFF(MICROSECOND, MIN(created_at), UTC_TIMESTAMP(6))"
             f" FROM {self._table} WHERE status = {PENDING}"
         )
@@ -682,24 +702,8 @@ class Store:
         young = "FALSE"
         if older_than_s > 0:
             young = f"COALESCE(outbox.created_at > {_ago(older_than_s)}, FALSE)"
-        waits = "COALESCE(outbox.next_retry_time > UTC_TIMESTAMP(6), FALSE)"
-        dead = ""
-        by_aggregate = self._shape.force_index("status", "aggregate_type", "aggregate_id")
-        if self._on_dead == "block" and by_aggregate:
-            waits += (
-                f" OR EXISTS (SELECT 1 FROM {self._table} AS dead{by_aggregate}"
-                f" WHERE dead.status = {DEAD} AND dead.aggregate_type = outbox.aggregate_type"
-                " AND dead.aggregate_id = outbox.aggregate_id AND dead.id < outbox.id)"
-            )
-        elif self._on_dead == "block":
-            # Without that index the table would be walked for each row: once for all instead.
-            waits += " OR dead.id IS NOT NULL"
-            dead = (
-                " LEFT JOIN (SELECT aggregate_type, aggregate_id, MIN(id) AS id"
-                f" FROM {self._table} WHERE status = {DEAD} GROUP BY aggregate_type, aggregate_id)"
-                " AS dead ON dead.aggregate_type = outbox.aggregate_type"
-                " AND dead.aggregate_id = outbox.aggregate_id AND dead.id < outbox.id"
-            )
+        behind, dead = self._behind_dead()
+        waits = f"COALESCE(outbox.next_retry_time > UTC_TIMESTAMP(6), FALSE) OR {behind}"
         by_retry = self._shape.force_index("status", "next_retry_time")
 
         def part(condition: str) -> str:
@@ -718,6 +722,32 @@ class Store:
         due = " AND outbox.next_retry_time IS"
         fresh, failed = part(f"{due} NULL"), part(f"{due} NOT NULL")
         return f"({fresh}) UNION ALL ({failed}) ORDER BY id LIMIT {limit}"
+
+    def _behind_dead(self) -> tuple[str, str]:
+        """Whether a dead row of its aggregate blocks a row of ``outbox``: a condition, and what is
+        to be joined for it."""
+        if self._on_dead == "release":
+            return "FALSE", ""
+        # The same bytes: what the database takes for equal are different keys to Kafka.
+        exactly = " AND ".join(
+            f"CAST(dead.{name} AS BINARY) = CAST(outbox.{name} AS BINARY)"
+            for name in ("aggregate_type", "aggregate_id")
+        )
+        by_aggregate = self._shape.force_index("status", "aggregate_type", "aggregate_id")
+        if by_aggregate:
+            return (
+                f"EXISTS (SELECT 1 FROM {self._table} AS dead{by_aggregate}"
+                f" WHERE dead.status = {DEAD} AND dead.aggregate_type = outbox.aggregate_type"
+                f" AND dead.aggregate_id = outbox.aggregate_id AND {exactly}"
+                " AND dead.id < outbox.id)"
+            ), ""
+        # Without that index the table would be walked for each row: once for all instead.
+        names = "CAST(aggregate_type AS BINARY), CAST(aggregate_id AS BINARY)"
+        return "dead.id IS NOT NULL", (
+            " LEFT JOIN (SELECT MIN(aggregate_type) AS aggregate_type,"
+            f" MIN(aggregate_id) AS aggregate_id, MIN(id) AS id FROM {self._table}"
+            f" WHERE status = {DEAD} GROUP BY {names}) AS dead ON {exactly} AND dead.id < outbox.id"
+        )
 
     def _fitting(self, reason: str) -> str:
         """``reason`` as the column ``last_error`` can hold it."""
@@ -832,22 +862,29 @@ def _aggregate(names: Sequence[str | None]) -> Aggregate:
     return kind or "", key or ""
 
 
-def _of(aggregate_type: str | None, aggregate_id: str | None) -> tuple[str, tuple[object, ...]]:
+def _of(
+    aggregate_type: str | None, aggregate_id: str | None, prefix: str = ""
+) -> tuple[str, tuple[object, ...]]:
     """A condition on the rows of an aggregate and its parameters, the other way round; None for
-    any."""
+    any. As the database compares: what it takes for equal is found too."""
     where, parameters = "", list[object]()
     for name, value in (("aggregate_type", aggregate_type), ("aggregate_id", aggregate_id)):
         if value:
-            where += f" AND {name} = %s"
+            where += f" AND {prefix}{name} = %s"
             parameters.append(value)
         elif value is not None:
-            where += f" AND ({name} = '' OR {name} IS NULL)"
+            where += f" AND ({prefix}{name} = '' OR {prefix}{name} IS NULL)"
     return where, tuple(parameters)
 
 
 def _within(since_us: int, until_us: int) -> str:
     ends = [f"'1970-01-01' + INTERVAL {int(at)} MICROSECOND" for at in (since_us, until_us)]
     return f"created_at >= {ends[0]} AND created_at < {ends[1]}"
+
+
+def _seconds(microseconds: int) -> float:
+    """Until a time: 0 where it is past."""
+    return max(0.0, int(microseconds) / 1e6)
 
 
 def _ago(seconds: float) -> str:

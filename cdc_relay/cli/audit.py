@@ -10,7 +10,7 @@ import click
 
 from cdc_relay.audit import Audit, Report, name_samples
 from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
-from cdc_relay.cli.times import microseconds, moment, opened
+from cdc_relay.cli.times import Moment, moment, opened
 from cdc_relay.config import Settings
 from cdc_relay.errors import RowsFailingError, SinkError
 from cdc_relay.kafka.reader import Read, Reader
@@ -51,8 +51,8 @@ from cdc_relay.store import Store
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def command(
     settings: Settings,
-    since: float,
-    until: float,
+    since: Moment,
+    until: Moment,
     topics: tuple[str, ...],
     resend_missing: bool,
     as_json: bool,
@@ -66,7 +66,7 @@ def command(
     """
     with opened(settings) as (store, router), closing(Reader(settings)) as reader:
         now = store.now_us()
-        begin, end = (microseconds(at, now) or 0 for at in (since, until))
+        begin, end = (at.at(now) for at in (since, until))
         if begin >= end:
             raise click.BadParameter("it is not before --until", param_hint="--since")
 

@@ -8,12 +8,15 @@ from dataclasses import replace
 from typing import Final
 
 import click
+from sqlalchemy import Connection
 
 from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, duration, settings_options
 from cdc_relay.config import Settings
 from cdc_relay.database import connected, describe_table, engine
 from cdc_relay.diagnose import Diagnosis, Picture, judge, look
-from cdc_relay.errors import SinkError
+from cdc_relay.errors import SinkError, SourceError
+from cdc_relay.position import Position
+from cdc_relay.server import current_position
 
 _NAMES: Final = ("pending", "sent", "dead")
 
@@ -22,7 +25,7 @@ _NAMES: Final = ("pending", "sent", "dead")
     "diagnose",
     epilog="Examples: `cdc-relay diagnose`; `cdc-relay diagnose --schedule 1m --json`.",
 )
-@settings_options("delivery", "older_than", *DATABASE, *KAFKA, *LOGGING)
+@settings_options("delivery", "mark", "older_than", *DATABASE, *KAFKA, *LOGGING)
 @click.option(
     "--schedule",
     callback=duration,
@@ -52,6 +55,7 @@ def command(settings: Settings, schedule: float, keep: float, as_json: bool) -> 
         schedule_s=schedule,
         keep_s=keep,
         at_least_once=settings.delivery == "at_least_once",
+        marks=settings.mark != "none",
     )
     if as_json:
         groups = [{**group._asdict(), "status": _NAMES[group.status]} for group in picture.groups]
@@ -73,6 +77,7 @@ def _picture(settings: Settings) -> Picture:
     try:
         with connected(pool) as connection:
             picture = look(connection, describe_table(connection, settings))
+            end = _end(connection)
     finally:
         pool.dispose()
     if not settings.kafka_bootstrap:
@@ -91,9 +96,18 @@ def _picture(settings: Settings) -> Picture:
         picture,
         members=alive,
         checkpoint_age_s=_age(last.time if last is not None else None),
+        behind=last is None or end is None or not last.position.reached(end),
         pass_age_s=_age(passed.get("time")),
         pass_error=str(passed.get("error") or ""),
     )
+
+
+def _end(connection: Connection) -> Position | None:
+    """The end of the binlog; None where we may not ask for it."""
+    try:
+        return current_position(connection)
+    except SourceError:
+        return None
 
 
 def _age(at: float | None) -> float | None:

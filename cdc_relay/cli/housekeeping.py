@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
 import structlog
 from sqlalchemy import Engine
 
-from cdc_relay.cli.options import DATABASE, LOGGING, duration, settings_options
+from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, duration, settings_options
 from cdc_relay.config import Settings
 from cdc_relay.database import TableShape, connected, describe_table, engine, replica_engine
 from cdc_relay.housekeeping import OldRows, Pace
@@ -23,6 +24,8 @@ from cdc_relay.housekeeping.rows import STATUS_NAMES, Take
 from cdc_relay.signals import stop_on_signal
 
 _PROGRESS_S: Final = 2.0
+# By how much the clocks of relay, database and clean-up may differ.
+_CLOCKS_S: Final = 600.0
 
 log: Any = structlog.get_logger(__name__)
 
@@ -32,7 +35,7 @@ def housekeeping_options(verb: str) -> Callable[[Callable[..., Any]], Callable[.
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         options = [
-            settings_options(*DATABASE, "replicas", *LOGGING),
+            settings_options(*DATABASE, *KAFKA, "replicas", *LOGGING),
             click.option(
                 "--older-than",
                 default="7d",
@@ -77,6 +80,8 @@ class Run:
         self.stop = stop
         self.days: Counter[str] = Counter()
         self._pace = pace
+        self.kept_since: float | None = None
+        """Rows that were sent after this, in seconds since 1970, stay for a relay that is away."""
         self._rows: Counter[str] = Counter()
         self._partitions: list[Dropped] = []
         self._batches = 0
@@ -121,6 +126,7 @@ class Run:
             "dead": self._rows["dead"],
             "partitions": [asdict(dropped) for dropped in self._partitions],
             "left": self._left,
+            "kept_since": self.kept_since,
             "referenced": self.old.referenced,
             "batches": self._batches,
             "paused_s": round(self._pace.paused_s, 3),
@@ -137,6 +143,24 @@ class Run:
         return f"of that age stay {left}; {self._batches} batches in {self._took:.1f} s{stopped}"
 
 
+def _kept_since(settings: Settings) -> float | None:
+    """Since when rows stay whatever their age: a relay that comes back over them asks the table
+    whether they were sent, and sends again what it does not find."""
+    if not settings.kafka_bootstrap or settings.mark == "none":
+        return None
+    from cdc_relay.kafka.passes import sent_ahead_since
+
+    since = sent_ahead_since(settings)
+    if since is not None:
+        log.warning(
+            "rows that were sent after the relay's last checkpoint stay: it has still to come "
+            "over them, and would send again what is gone; start it, or cdc-relay position set "
+            "--current",
+            since=datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds"),
+        )
+    return since
+
+
 @contextmanager
 def run(settings: Settings, older_than_s: float, *, dead: bool, max_lag_s: float) -> Iterator[Run]:
     """Give a run over the table of these settings, which SIGTERM stops after the batch in hand."""
@@ -150,6 +174,10 @@ def run(settings: Settings, older_than_s: float, *, dead: bool, max_lag_s: float
         for replica in replicas:
             stack.callback(replica.dispose)
         pace = Pace(pool, stop, replicas, max_lag_s)
+        kept_since = _kept_since(settings)
+        if kept_since is not None:
+            older_than_s = max(older_than_s, time.time() - kept_since + _CLOCKS_S)
         work = Run(pool, shape, OldRows(pool, shape, older_than_s, dead=dead), pace, stop)
+        work.kept_since = kept_since
         yield work
         work.end()

@@ -15,7 +15,7 @@ from cdc_relay.config import Settings
 from cdc_relay.database import connected, engine
 from cdc_relay.errors import ConfigError, PositionLostError
 from cdc_relay.kafka import checkpoints
-from cdc_relay.kafka.checkpoints import Checkpoint
+from cdc_relay.kafka.checkpoints import Checkpoint, UnreadableCheckpointError
 from cdc_relay.kafka.owed import NOTHING_OWED
 from cdc_relay.owner import SHARD, write_checkpoint
 from cdc_relay.position import GtidSet, Position, file_number
@@ -70,18 +70,29 @@ def set_(
             _check(connection, position, server.position)
     finally:
         pool.dispose()
-    last = checkpoints.read_last(settings, SHARD)
+    last = _last(settings)
     write_checkpoint(
         settings,
         Checkpoint(
             position,
             owed=last.owed if last else NOTHING_OWED,
             closed=last.closed if last else (),
+            held=last.held if last else (),
             doubtful_until=server.position,
             anchor="position set by hand",
         ),
     )
     click.echo(f"position set to {position}")
+
+
+def _last(settings: Settings) -> Checkpoint | None:
+    """The last checkpoint, of which all but the position stays. One that cannot be read keeps the
+    relay from starting: setting the position is how it is replaced."""
+    try:
+        return checkpoints.read_last(settings, SHARD)
+    except UnreadableCheckpointError as error:
+        click.echo(f"warning: {error}; nothing of it is kept", err=True)
+        return None
 
 
 def _wanted(
@@ -102,19 +113,20 @@ def _wanted(
 
 def _check(connection: Any, position: Position, end: Position) -> None:
     """Raise for a position that the server cannot start from."""
-    if position.gtids is not None and position.flavor == "mysql":
+    if position.gtids is not None:
         try:
-            wanted = GtidSet(position.gtids)
+            executed = end.reached(position)
         except ValueError as error:
             raise ConfigError(f"--gtids: {error}") from None
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT @@global.gtid_purged")
-            purged = GtidSet(str(cursor.fetchone()[0]))
-        if not GtidSet(end.gtids or "").contains(wanted):
+        if not executed:
             raise ConfigError("--gtids: the server has not executed all of these transactions")
-        if not wanted.contains(purged):
-            raise PositionLostError(f"--gtids: transactions after it are purged ({purged})")
-    elif position.gtids is None:
+        if position.flavor == "mysql":  # MariaDB tells only when it is asked for the log
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT @@global.gtid_purged")
+                purged = GtidSet(str(cursor.fetchone()[0]))
+            if not GtidSet(position.gtids).contains(purged):
+                raise PositionLostError(f"--gtids: transactions after it are purged ({purged})")
+    else:
         with connection.cursor() as cursor:
             cursor.execute("SHOW BINARY LOGS")
             sizes = {str(row[0]): int(row[1]) for row in cursor.fetchall()}

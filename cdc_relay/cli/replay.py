@@ -8,9 +8,9 @@ from itertools import chain
 import click
 
 from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
-from cdc_relay.cli.times import microseconds, moment, opened
+from cdc_relay.cli.times import Moment, moment, opened
 from cdc_relay.config import Settings
-from cdc_relay.errors import ConfigError
+from cdc_relay.errors import ConfigError, UnroutableError
 from cdc_relay.resend import resend
 
 _SHOWN = 20
@@ -36,8 +36,8 @@ def command(
     settings: Settings,
     ids: tuple[str, ...],
     aggregate: str | None,
-    since: float | None,
-    until: float | None,
+    since: Moment | None,
+    until: Moment | None,
     dry_run: bool,
     yes: bool,
     as_json: bool,
@@ -57,20 +57,23 @@ def command(
     with opened(settings) as (store, router):
         now = store.now_us()
         chosen = store.chosen(
-            ids=[int(one) for one in ids if one.isdigit() and int(one) < 1 << 64],
+            ids=[int(one) for one in ids if one.isdecimal() and int(one) < 1 << 64],
             event_ids=ids,
             aggregate=(kind, key) if aggregate else None,
-            since_us=microseconds(since, now),
-            until_us=microseconds(until, now),
+            since_us=since.at(now) if since else None,
+            until_us=until.at(now) if until else None,
         )
         if not chosen:
             raise ConfigError("no row of the table is chosen by these conditions")
         if dry_run and not as_json:
             for event, _ in chain(*store.rows(chosen[:_SHOWN])):
-                record = router.route(event)
+                try:
+                    where = f"to {router.route(event).topic}"
+                except UnroutableError as error:
+                    where = f"cannot be sent: {error}"
                 click.echo(
                     f"{event.id} {event.event_id} {event.aggregate_type}/{event.aggregate_id} "
-                    f"{event.event_type} to {record.topic}"
+                    f"{event.event_type} {where}"
                 )
             if len(chosen) > _SHOWN:
                 click.echo(f"… and {len(chosen) - _SHOWN} more")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -10,7 +11,7 @@ from typing import Any, Final
 import click
 
 from cdc_relay.cli.options import KAFKA, LOGGING, settings_options
-from cdc_relay.cli.times import moment
+from cdc_relay.cli.times import Moment, moment
 from cdc_relay.config import Settings
 from cdc_relay.errors import ConfigError
 from cdc_relay.kafka.reader import Read, Reader
@@ -34,7 +35,7 @@ def command(
     settings: Settings,
     topics: tuple[str, ...],
     key: str | None,
-    since: float | None,
+    since: Moment | None,
     until_current: bool,
     no_payload: bool,
     as_json: bool,
@@ -47,7 +48,7 @@ def command(
         if not names:
             templates = ", ".join(settings.routing().templates)
             raise ConfigError(f"topic: no topic is named like {templates} yet")
-        since_ms = None if since is None else _milliseconds(since)
+        since_ms = since.at(time.time_ns() // 1000) // 1000 if since else None
         batches = (
             reader.since(names, since_ms or 0) if until_current else reader.follow(names, since_ms)
         )
@@ -58,11 +59,6 @@ def command(
                         click.echo(_line(one, as_json, no_payload))
         except (KeyboardInterrupt, BrokenPipeError):
             return
-
-
-def _milliseconds(since: float) -> int:
-    at = since if since > 0 else datetime.now(UTC).timestamp() + since
-    return int(at * 1000)
 
 
 def _line(one: Read, as_json: bool, no_payload: bool) -> str:

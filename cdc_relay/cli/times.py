@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import Final, NamedTuple
 
 import click
 
@@ -13,14 +14,28 @@ from cdc_relay.database import connected, describe_table, engine
 from cdc_relay.router import Router
 from cdc_relay.store import Store
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-def moment(_context: object, parameter: click.Parameter, value: str | None) -> float | None:
-    """Callback of an option that is a point in time: seconds since 1970 where it was a time,
-    minus the seconds where it was a duration (so many ago, by the database's clock)."""
+
+class Moment(NamedTuple):
+    """A point in time, as an option gives it."""
+
+    us: int
+    """Microseconds since 1970, or before now."""
+    ago: bool
+
+    def at(self, now_us: int) -> int:
+        """Microseconds since 1970, in whole milliseconds; 0 for what was before."""
+        return max(0, now_us - self.us if self.ago else self.us) // 1000 * 1000
+
+
+def moment(_context: object, parameter: click.Parameter, value: str | None) -> Moment | None:
+    """Callback of an option that is a point in time: a time, or a duration, which is so long ago by
+    the database's clock."""
     if value is None:
         return None
     try:
-        return -seconds(value)
+        return Moment(round(seconds(value) * 1e6), ago=True)
     except ValueError:
         pass
     try:
@@ -31,15 +46,8 @@ def moment(_context: object, parameter: click.Parameter, value: str | None) -> f
             "(2026-05-01T12:00:00Z)",
             param=parameter,
         ) from None
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-
-
-def microseconds(at: float | None, now_us: int) -> int | None:
-    """A ``moment`` as microseconds since 1970, in whole milliseconds."""
-    if at is None:
-        return None
-    us = round(at * 1e6) if at > 0 else now_us + round(at * 1e6)
-    return us // 1000 * 1000
+    since = (at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH
+    return Moment(round(since.total_seconds() * 1e6), ago=False)
 
 
 @contextmanager

@@ -15,7 +15,13 @@ import structlog
 
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError
-from cdc_relay.kafka.checkpoints import ensure_topic, fallback_topic, last_value
+from cdc_relay.kafka.checkpoints import (
+    ensure_topic,
+    fallback_topic,
+    last_value,
+    read_fallback,
+    read_last,
+)
 from cdc_relay.kafka.sink import IdempotentSink
 from cdc_relay.router import Record
 
@@ -55,3 +61,17 @@ def last_pass(settings: Settings, timeout: float = 15.0) -> dict[str, Any] | Non
         return {**found, "time": float(found["time"])}
     except (ValueError, KeyError, TypeError) as error:
         raise SinkError(f"the record of the last pass cannot be read: {error}") from None
+
+
+def sent_ahead_since(settings: Settings, shard: int = 0) -> float | None:
+    """Return since when, in seconds since 1970, rows may have been sent that the relay's stream has
+    still to come over (by a pass while the relay was away, by a sweep); None where there are none.
+    The stream asks the table about them, so they must not go before. Raises ``SinkError``."""
+    last = read_last(settings, shard)
+    if last is None or last.source == "polling":
+        return None
+    word = read_fallback(settings)
+    ends = (last.doubtful_until, word.position if word is not None else None)
+    if not last.sweeping and all(end is None or last.position.passed(end) for end in ends):
+        return None
+    return last.time

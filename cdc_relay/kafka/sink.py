@@ -116,6 +116,12 @@ def check_is_there(topics: Topics, checkpoint: Record) -> None:
         raise CheckpointTopicGoneError(refusal.reason)
 
 
+def refused_checkpoint(checkpoint: Record, reason: str) -> SinkError:
+    """The error for a checkpoint that Kafka does not take."""
+    size = len(checkpoint.value or b"")
+    return SinkError(f"{checkpoint.topic} refuses the checkpoint ({size} bytes): {reason}")
+
+
 def producer_config(settings: Settings, client_id: str) -> dict[str, Any]:
     return {
         # Defaults that a user may change. Who sends a group waits for it: lingering only delays.
@@ -210,7 +216,7 @@ class IdempotentSink:
         cannot go on.
         """
         self.acknowledged = set()
-        refused = self._topics.refused(records)
+        refused = self._topics.refused(records, going_on)
         if refused:
             return refused
         sent = self._send_and_wait(records, going_on)
@@ -222,7 +228,7 @@ class IdempotentSink:
             if saved.refused:
                 self._topics.forget(checkpoint.topic)
                 check_is_there(self._topics, checkpoint)
-                raise SinkError(f"the checkpoint was refused: {saved.refused[0]}")
+                raise refused_checkpoint(checkpoint, saved.refused[0])
         return {index: Refusal(reason) for index, reason in sent.refused.items()}
 
     def _send_and_wait(self, records: Sequence[Record], going_on: Callable[[], bool]) -> Delivery:

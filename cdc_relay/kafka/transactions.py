@@ -29,6 +29,7 @@ from cdc_relay.kafka.sink import (
     FencedError,
     check_is_there,
     producer_config,
+    refused_checkpoint,
 )
 from cdc_relay.kafka.topics import Refusal, Topics
 from cdc_relay.router import Record
@@ -149,7 +150,7 @@ class TransactionalSink:
         """
         if self._unsure:
             raise FencedError("the outcome of the last transaction is not known")
-        refused = self._topics.refused(records)
+        refused = self._topics.refused(records, going_on)
         if refused:
             return refused
         portions = self._portions.of(records)
@@ -183,7 +184,7 @@ class TransactionalSink:
                     log.warning("transaction given up", reason=text(error))
             self._abort(going_on)
             if gone:
-                refused = self._gone(records, checkpoint)
+                refused = self._gone(records, checkpoint, going_on)
             if refused:
                 return refused
             if self._refused:
@@ -229,6 +230,14 @@ class TransactionalSink:
                 served(lambda: self._producer.poll(0.1))
                 self._look(going_on, "stopped while the queue is full")
 
+    def _queue_checkpoint(self, checkpoint: Record, going_on: Callable[[], bool]) -> None:
+        try:
+            self._queue(checkpoint, going_on)
+        except KafkaException as error:
+            if error.args[0].code() in RECORD_FAULTS:  # trying again does not make it smaller
+                raise refused_checkpoint(checkpoint, text(error)) from None
+            raise
+
     def _acknowledge(self, going_on: Callable[[], bool]) -> None:
         """Wait until everything queued is acknowledged or refused.
 
@@ -249,7 +258,7 @@ class TransactionalSink:
         # Offsets after the records, never before them: that way round was faster under a steady
         # load, and one broker restart in five left the transaction open for ever (librdkafka 2.16).
         if checkpoint is not None:
-            self._queue(checkpoint, going_on)
+            self._queue_checkpoint(checkpoint, going_on)
         producer = self._producer
         if self._membership is not None and self._owner != "fallback":
             offsets, member = self._membership.offsets(self._owner), self._membership.metadata()
@@ -310,14 +319,16 @@ class TransactionalSink:
             # whoever is refused in a group goes alone before it is blamed.
             self._refused[str(message.topic()), message.key()] = error
 
-    def _gone(self, records: Sequence[Record], checkpoint: Record | None) -> dict[int, Refusal]:
+    def _gone(
+        self, records: Sequence[Record], checkpoint: Record | None, going_on: Callable[[], bool]
+    ) -> dict[int, Refusal]:
         """Ask anew which topics are there. Raises ``CheckpointTopicGoneError``."""
         if checkpoint is not None:
             self._topics.forget(checkpoint.topic)
             check_is_there(self._topics, checkpoint)
         for topic in {record.topic for record in records}:
             self._topics.forget(topic)
-        return self._topics.refused(records)
+        return self._topics.refused(records, going_on)
 
     def _suspects(self, records: Sequence[Record], portion: tuple[int, int]) -> list[int]:
         """The indices in ``portion`` of the records that were refused, together with others."""

@@ -697,3 +697,33 @@ def test_a_server_that_is_no_replica(outbox: Database, capsys: Capture) -> None:
     here = f"{outbox.url.host}:{outbox.url.port}"
     assert main(["purge", "--database-url", outbox.text, "--replicas", here]) == 2
     assert "is not a replica" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["purge", "archive"])
+def test_rows_that_a_relay_has_still_to_come_over_stay(mysql_shop: Harness, command: str) -> None:
+    """It was away, a pass has sent them. Coming back, it asks the table: gone would mean unsent."""
+    shop = mysql_shop
+    relay = shop.relay()
+    shop.ins("a", {"n": 0})
+    shop.wait_all_sent()
+    relay.kill()
+    shop.ins("a", {"n": 1})
+    shop.compensate("--older-than", "0s")
+    shop.wait_all_sent()
+
+    def clean_up() -> dict[str, Any]:
+        process = shop.run(command, "--older-than", "0s", "--json")
+        assert process.wait() == 0, process.text()
+        found: dict[str, Any] = json.loads(process.stdout)
+        return found
+
+    first = clean_up()
+    assert first["kept_since"] is not None
+    assert first["sent"] == 0
+    assert shop.run("start", "--until-current").wait() == 0
+    assert [message.json["n"] for message in shop.messages()] == [0, 1]
+    second = clean_up()
+    assert (second["kept_since"], second["sent"]) == (None, 2)
+    shop.ins("a", {"n": 2})
+    assert shop.run("start", "--until-current").wait() == 0
+    assert [message.json["n"] for message in shop.messages()] == [0, 1, 2]

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Callable
 
+from confluent_kafka import Producer
+
+from cdc_relay.kafka.checkpoints import topic_name
 from tests.support.harness import Harness
+from tests.support.sql import Database
+
+UNKNOWN = "00000000-0000-0000-0000-000000000001"
 
 
 def _output(process: object) -> str:
@@ -51,17 +59,59 @@ def test_a_position_that_the_server_cannot_start_from_is_refused(shop: Harness) 
     for arguments, code in (
         (["--file", file, "--offset", "5"], 2),
         (["--gtids", "nonsense"], 2),
+        (["--gtids", f"{UNKNOWN}:1" if not shop.database.is_mariadb else "0-9-999999999999"], 2),
         (["--file", "nope.000001", "--offset", "4"], 5),
         (["--file", "nope.000001"], 2),
         ([], 2),
     ):
-        if arguments[:1] == ["--gtids"] and shop.database.is_mariadb:
-            continue
         process = shop.run("position", "set", *arguments)
         assert process.wait() == code, process.text()
         assert process.text().count("error:") == 1
     begins = str(shop.database.sql(f"SHOW BINLOG EVENTS IN '{file}' LIMIT 4")[-1][1])
     assert shop.run("position", "set", "--file", file, "--offset", begins).wait() == 0
+
+
+def test_a_checkpoint_that_cannot_be_read_is_replaced(shop: Harness) -> None:
+    """It keeps the relay from starting where nothing is marked; this is the way out."""
+    assert shop.run("position", "set", "--current").wait() == 0
+    producer = Producer({"bootstrap.servers": shop.kafka})
+    producer.produce(topic_name(shop.name), b"nonsense", b"shard-0", partition=0)
+    assert producer.flush(15) == 0
+    process = shop.run("position", "set", "--current")
+    assert process.wait() == 0, process.text()
+    assert "nothing of it is kept" in process.text()
+    assert shop.run("start", "--until-current").wait() == 0
+
+
+def test_rows_that_wait_where_nothing_is_marked_are_kept(
+    mysql: Database, harness: Callable[..., Harness]
+) -> None:
+    """The checkpoint alone knows of them."""
+    shop = harness(mysql, MARK="none")
+    shop.create_topic(**{"max.message.bytes": "2000"})
+    relay = shop.relay()
+    shop.until(shop.checkpoint)
+    shop.ins("a", {"x": random.Random(1).randbytes(2000).hex()}, event_id="large")
+    shop.ins("a", {"n": 1})
+    shop.ins("b", {"n": 2})
+    shop.until(shop.messages)
+
+    def both_wait() -> bool:
+        last = shop.checkpoint()
+        return last is not None and sum(len(ids) for _, _, ids in last.held) == 2
+
+    shop.until(both_wait)
+    assert relay.terminate() == 0
+    assert shop.run("position", "set", "--current").wait() == 0
+    shop.database.sql(
+        f"UPDATE {shop.table} SET payload = '{{}}', next_retry_time = UTC_TIMESTAMP(6)"
+        " WHERE event_id = 'large'"
+    )
+    relay = shop.relay()
+    shop.ins("a", {"n": 3})
+    shop.until(lambda: len(shop.messages()) == 4)
+    assert [one.json.get("n") for one in shop.messages() if one.key == "a"] == [None, 1, 3]
+    assert relay.terminate() == 0
 
 
 def test_dead_rows_are_listed_shown_retried_and_discarded(shop: Harness) -> None:

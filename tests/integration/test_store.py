@@ -14,6 +14,7 @@ from cdc_relay.config import Settings
 from cdc_relay.database import database_errors, describe_table, engine
 from cdc_relay.errors import SourceError, SourceUnavailableError
 from cdc_relay.outbox import OutboxEvent
+from cdc_relay.parking import Parking
 from cdc_relay.store import Failure, PendingEvent, Store
 from tests.support.sql import INSERT, Database, row
 
@@ -327,7 +328,7 @@ def test_a_name_that_is_null_is_an_empty_one(
     kind, key = names[1] or "", names[2] or ""
     [scan] = made.scan_rows(0, 10, 0, 10)
     assert scan.aggregate == (kind, key)
-    assert made.has_pending(kind, key)
+    assert made.waiting(kind, key, 10)
     for tries in (0, 1):
         [waiting] = made.waiting(kind, key, 10)
         assert (waiting.event_id, waiting.aggregate_id) == (names[0] or "", key)
@@ -338,7 +339,106 @@ def test_a_name_that_is_null_is_an_empty_one(
     assert made.dead_aggregates(kind, key, 10) == [(kind, key)]
     assert [one.tries for one in made.troubled(10)] == [2]
     assert made.dead_aggregates(kind, None, 10) == [(kind, key)]
-    assert not made.has_pending(kind, key)
+    assert not made.waiting(kind, key, 10)
+
+
+COLLATED = """
+CREATE TABLE outbox_event (
+  id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,
+  event_id VARCHAR(64) NOT NULL,
+  aggregate_type VARCHAR(64) NOT NULL,
+  aggregate_id VARCHAR(64) NOT NULL,
+  event_type VARCHAR(128) NOT NULL,
+  payload JSON,
+  status TINYINT NOT NULL DEFAULT 0,
+  retry_count INT NOT NULL DEFAULT 0,
+  next_retry_time DATETIME(6) NULL,
+  created_at DATETIME(6) NULL,
+  updated_at DATETIME(6) NULL,
+  KEY idx_status_next_retry (status, next_retry_time) {index}
+) DEFAULT CHARSET utf8mb4 COLLATE utf8mb4_general_ci"""
+
+
+@pytest.mark.parametrize("index", ["", ", KEY (status, aggregate_type, aggregate_id)"])
+def test_what_the_database_takes_for_equal_are_other_aggregates(
+    database: Database, make_store: Callable[..., Store], index: str
+) -> None:
+    """A1, a1 and "A1 " are one key to the database here and three to Kafka."""
+    database.sql(COLLATED.format(index=index))
+    made = make_store(max_tries=0)
+    keys = ("A1", "a1", "A1 ")
+    rows = [
+        (number, f"e{number}", kind, key, "T")
+        for number, (kind, key) in enumerate(
+            [(kind, key) for _ in range(2) for kind in ("order", "Order") for key in keys], 1
+        )
+    ]
+    with closing(database.connect(autocommit=True)) as connection:
+        connection.cursor().executemany(
+            "INSERT INTO outbox_event (id, event_id, aggregate_type, aggregate_id, event_type)"
+            " VALUES (%s, %s, %s, %s, %s)",
+            rows,
+        )
+    [first], _ = made.events([1])
+    assert made.record_failure(first.event, 0, "refused").outcome == "dead"  # order, A1
+    assert made.failing(10) == [("order", "A1")]
+    ids = [pending.event.id for batch in made.scan(0, 100) for pending in batch]
+    assert ids == [2, 3, 4, 5, 6, 8, 9, 10, 11, 12]
+    database.sql("UPDATE outbox_event SET status = 2 WHERE id IN (1, 2, 4)")
+    assert sorted(made.failing(10)) == [("Order", "A1"), ("order", "A1"), ("order", "a1")]
+    assert sorted(made.failing_types()) == ["Order", "order"]
+    parking = Parking(made, "block")
+    parking.learn()
+    for key, due in (("A1", None), ("a1", None), ("A1 ", [3, 9])):
+        parking.close("order", key)
+        found = parking.rows(("order", key), {})
+        assert (found and [event.id for event, _ in found]) == due, key
+    database.sql("UPDATE outbox_event SET status = 0, retry_count = 1 WHERE id = 1")
+    found = parking.rows(("order", "A1"), {})
+    assert found is not None
+    assert [event.id for event, _ in found] == [1, 7]
+    parking.close("order", None)
+    found = parking.rows(("order", None), {})
+    assert found is not None
+    assert [event.id for event, _ in found] == [1, 3, 7, 9]
+
+
+def test_more_dead_rows_than_can_be_named_are_not_overtaken(
+    database: Database, make_store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The type is closed as a whole, and what stands behind a dead row stays."""
+    monkeypatch.setattr("cdc_relay.parking._MOST_AGGREGATES", 3)
+    database.create_outbox()
+    keys = [f"k{number}" for number in range(6)]
+    first = insert(database, *keys)
+    dead = ",".join(str(row_id) for row_id, _ in first[:5])
+    database.sql(f"UPDATE outbox_event SET status = 2, retry_count = 11 WHERE id IN ({dead})")
+    second = insert(database, *keys)
+    made = make_store()
+    for close in (Parking.learn, Parking.close_blocked):
+        parking = Parking(made, "block")
+        close(parking)
+        assert parking.closed() == (("order", None),)
+        found = parking.rows(("order", None), {})
+        assert found is not None
+        assert [event.id for event, _ in found] == [first[5][0], second[5][0]]
+        database.sql("UPDATE outbox_event SET status = 1 WHERE aggregate_id = 'k5'")
+        # More wait than can be closed one by one: the type stays closed.
+        assert parking.rows(("order", None), {}) is None
+        database.sql("UPDATE outbox_event SET status = 0 WHERE aggregate_id = 'k5'")
+
+
+def test_a_time_that_a_service_sets_itself_is_no_failure(
+    database: Database, make_store: Callable[..., Store]
+) -> None:
+    database.create_outbox()
+    insert(database, "a", "b")
+    database.sql("UPDATE outbox_event SET next_retry_time = UTC_TIMESTAMP(6)")
+    made = make_store()
+    assert made.failing(10) == []
+    assert made.counts().failing == 0
+    assert made.backlog().failing == 0
+    assert scanned(made) == ["a", "b"]
 
 
 def test_what_is_read_at_once_is_bounded_in_bytes(
@@ -545,7 +645,7 @@ def test_any_reason_fits(database: Database, store: Store) -> None:
 # --- looking -----------------------------------------------------------------------------------
 
 
-def test_counts_and_has_pending(database: Database, store: Store) -> None:
+def test_counts(database: Database, store: Store) -> None:
     assert store.counts().oldest_pending_s is None
     rows = insert(database, *"abcd")
     store.mark_sent(rows[:1])
@@ -556,9 +656,6 @@ def test_counts_and_has_pending(database: Database, store: Store) -> None:
     counts = store.counts()
     assert (counts.pending, counts.failing, counts.sent, counts.dead) == (2, 1, 1, 1)
     assert 89 < (counts.oldest_pending_s or 0) < 120
-    assert store.has_pending("order", "d")
-    assert not store.has_pending("order", "a")
-    assert not store.has_pending("order", "b")
 
 
 def test_no_transaction_stays_open(database: Database, store: Store) -> None:

@@ -15,6 +15,7 @@ from click.shell_completion import ShellComplete
 from cdc_relay import cli, telemetry
 from cdc_relay.about import decoder
 from cdc_relay.cli import main
+from cdc_relay.cli.times import moment
 from cdc_relay.errors import SinkError, SourceError
 
 Capture = pytest.CaptureFixture[str]
@@ -238,3 +239,20 @@ def test_shell_completion(shell: str) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
     assert b"_CDC_RELAY_COMPLETE" in done.stdout
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1970-01-01", 0),
+        ("1969-01-01T00:00:00Z", 0),
+        ("1970-01-01T00:00:01.0019", 1_001_000),
+        ("2026-05-01T12:00:00+02:00", 1_777_629_600_000_000),
+        ("2s", 8_000_000),
+        ("2h", 0),
+    ],
+)
+def test_a_time_is_not_taken_for_a_duration(text: str, expected: int) -> None:
+    found = moment(None, click.Option(["--since"]), text)
+    assert found is not None
+    assert found.at(10_000_000) == expected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cdc_relay.diagnose import Group, Kind, Picture, judge
@@ -81,3 +83,17 @@ def test_schedules_count() -> None:
 
 def test_repetitions_are_told_where_they_are_possible() -> None:
     assert names(Picture([]), at_least_once=True) == ["well", "repetitions"]
+
+
+def test_an_idle_relay_is_not_stuck() -> None:
+    """It writes no checkpoint while nothing moves."""
+    idle = Picture(late(400), members=1, checkpoint_age_s=600, behind=False)
+    assert names(idle) == ["missed"]
+    assert names(replace(idle, behind=True)) == ["relay_stuck"]
+
+
+def test_pending_says_nothing_where_nothing_is_marked() -> None:
+    picture = Picture(late(100_000), members=1, checkpoint_age_s=600, behind=False)
+    assert names(picture, marks=False) == ["well"]
+    assert names(replace(picture, members=0), marks=False) == ["no_relay"]
+    assert names(replace(picture, behind=True), marks=False) == ["relay_stuck"]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from cdc_relay.config import load
-from cdc_relay.errors import SinkUnavailableError
+from cdc_relay.errors import SinkError, SinkUnavailableError
 from cdc_relay.kafka import transactions
 from cdc_relay.kafka.calls import Calls
 from cdc_relay.kafka.client import served
 from cdc_relay.kafka.membership import Membership
 from cdc_relay.kafka.sink import FencedError, IdempotentSink, _Warm
+from cdc_relay.kafka.topics import Topics
 from cdc_relay.kafka.transactions import TransactionalSink
 from cdc_relay.router import Record
 
@@ -133,3 +135,83 @@ def test_a_key_is_warm_in_the_partition_where_something_of_it_lies() -> None:
     for partition in (1, 2):
         warm.add(here._replace(partition=partition), partition)
     assert warm.has(Record("t", b"other", b"", [], 0))
+
+
+class ToldProducer:
+    """Its brokers know these topics only."""
+
+    def __init__(self, *there: str, silent: bool = False) -> None:
+        self.there = there
+        self.silent = silent
+        self.asked: list[str] = []
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        self.asked.append(topic)
+        if self.silent:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+        known = topic in self.there
+        error = None if known else KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        found = SimpleNamespace(error=error, partitions={0: None})
+        return SimpleNamespace(topics={topic: found})
+
+
+def records(*topics: str) -> list[Record]:
+    return [Record(topic, b"k", b"v", [], 0) for topic in topics]
+
+
+def test_missing_topics_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, a first start on many of them was taken for a relay that is stuck."""
+    monkeypatch.setattr("cdc_relay.kafka.topics._CREATION_S", 0.3)
+    producer = ToldProducer("there")
+    topics = Topics(producer)
+    turns: list[str] = []
+
+    def going_on() -> bool:
+        turns.append("")
+        return True
+
+    wanted = [*(f"missing-{number}" for number in range(50)), "there", "missing-1"]
+    refused = topics.refused(records(*wanted), going_on)
+    assert set(refused) == set(range(52)) - {50}
+    assert producer.asked.count("missing-1") <= 5
+    assert len(turns) == len(producer.asked)  # the relay takes part in its group meanwhile
+    before = len(producer.asked)
+    assert set(topics.refused(records(*wanted))) == set(refused)
+    assert len(producer.asked) == before  # believed for a while
+
+
+def test_silent_brokers_are_asked_once_for_a_group() -> None:
+    producer = ToldProducer(silent=True)
+    assert Topics(producer).refused(records(*(f"t{number}" for number in range(300)))) == {}
+    assert len(producer.asked) == 1
+
+
+def test_a_stop_is_heard_while_topics_are_waited_for() -> None:
+    producer = ToldProducer()
+    turns = iter([True, False])
+    assert Topics(producer).refused(records("a", "b", "c"), lambda: next(turns)) == {}
+    assert producer.asked == ["a"]
+
+
+class FullProducer(CommittingProducer):
+    """Takes nothing."""
+
+    def produce(self, *_: Any, **__: Any) -> None:
+        raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
+
+    def abort_transaction(self, _timeout: float) -> None:
+        pass
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        return ToldProducer(topic).list_topics(topic, timeout)
+
+
+def test_a_checkpoint_that_is_too_large_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trying again does not make it smaller."""
+    monkeypatch.setattr(transactions, "create", lambda kind, config: kind(config))
+    monkeypatch.setattr(transactions, "Producer", FullProducer)
+    settings = load(environ={}, flags={"kafka_bootstrap": "127.0.0.1:1"})
+    sink = TransactionalSink(settings, 0, None, lambda: True)
+    [checkpoint] = records("checkpoints")
+    with pytest.raises(SinkError, match="refuses the checkpoint"):
+        sink.deliver([], checkpoint, lambda: True)
