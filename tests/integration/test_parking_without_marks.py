@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.harness import Harness, Process, alter_topic
-from tests.support.sql import Database
+from tests.support.sql import Database, insert, row
 
 SMALL = 20_000
 Make = Callable[..., Harness]
@@ -129,3 +129,33 @@ def test_dead_rows(on_dead: str, mysql: Database, harness: Make) -> None:
         shop.until(lambda: len(seen(shop)) == 3)
         assert of("a", seen(shop)) == [0, 1, 2]
     assert relay.terminate() == 0, relay.text()
+
+
+def test_more_than_a_checkpoint_takes_is_not_held(mysql: Database, harness: Make) -> None:
+    """The ids of what waits stand in every checkpoint, which Kafka takes up to a megabyte: the
+    relay reads no further, and goes on when the refused row is mended."""
+    shop = harness(mysql, MARK="none")
+    shop.create_topic(**{"max.message.bytes": str(SMALL)})
+    relay = shop.relay()
+    shop.until(shop.checkpoint)
+    shop.ins("a", large(), event_id="large")
+    for start in range(0, 25_000, 500):
+        made = [row(key, {"n": n}) for n in range(start, start + 500) for key in "ab"]
+        shop.database.sql(*insert(shop.table, made))
+    shop.ins("c", {"n": 0})
+    shop.until(lambda: "reads no further" in relay.text())
+    shop.until(lambda: sum(count for _, _, count in waiting(shop)) >= 20_000)
+    [(_, key, count)] = waiting(shop)
+    assert key == "a"
+    assert count < 23_000
+    assert of("c", seen(shop)) == []
+    shop.database.sql(
+        f"UPDATE {shop.table} SET payload = '{{}}', next_retry_time = UTC_TIMESTAMP(6)"
+        " WHERE event_id = 'large'"
+    )
+    shop.until(lambda: of("c", seen(shop)) == [0], 120)
+    shop.until(lambda: len(of("a", seen(shop))) == 25_001, 120)
+    events = seen(shop)
+    assert of("a", events) == ["large", *range(25_000)]
+    assert of("b", events) == list(range(25_000))
+    assert relay.terminate() == 0
