@@ -117,6 +117,7 @@ def _growth(figures: Figures) -> Any:
         axis.plot(xs, memory, "s--", color=_THEIRS, label="resident MiB")
         axis.set_xscale("log")
         axis.set_yscale("log")
+        axis.set_ylim(1, 1000)
         axis.set_xlabel(what, fontsize=9)
         axis.legend(fontsize=8, frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
