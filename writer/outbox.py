@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -19,7 +20,7 @@ from .ids import uuid7
 from .insert import KEYS, Insert, Names
 from .payload import Default, Json, utc, value_size
 from .sequences import HEADER, Sequences
-from .targets import AsyncTarget, Target, Transaction, run_sync, transaction
+from .targets import AsyncTarget, Target, Transaction, run_sync, savepoint, transaction
 
 # A statement up to this many bytes goes out unasked; for more, the server is asked what it takes.
 _UNASKED: Final = 500_000
@@ -30,6 +31,7 @@ _STATEMENT_SIZE: Final = 1000
 """Bytes of a statement beside its rows, generously."""
 _ROW_SIZE: Final = 500
 """Bytes of a row beside payload and headers, generously."""
+_SAVEPOINT: Final = "cdc_relay_add_all"
 
 # What a driver sends as it is, for columns of the service's own.
 _OWN: Final = (str, int, float, bytes, Decimal, datetime, date, time, timedelta)
@@ -195,7 +197,8 @@ class Outbox:
         """Insert ``events`` in their order, up to 1,000 in one INSERT, and return their event ids.
 
         All are checked before the first is written; an INSERT never exceeds the server's
-        ``max_allowed_packet``. Otherwise as ``add``.
+        ``max_allowed_packet``. All are written or, where it raises, none: several INSERTs are
+        within a savepoint. Otherwise as ``add``.
         """
         events = list(events)
         if not events:
@@ -243,26 +246,31 @@ class Outbox:
     # --- rows to statements --------------------------------------------------------------------
 
     def _insert_rows(self, inside: Transaction, rows: list[_Row]) -> None:
-        if self._sequences is not None:
-            self._number(self._sequences, inside, rows)
         size = _STATEMENT_SIZE + sum([row.size for row in rows])
         room = size
         if size > _UNASKED:
             room = inside.number("SELECT @@max_allowed_packet")
+            if inside.hexadecimal:
+                room //= 2
             self._refuse_too_large(rows, room)
             room = min(room, _INSERT_SIZE)
-        for chunk in _chunks(rows, room):
-            values = ", ".join([row.values_sql for row in chunk])
-            inside.insert(
-                self._insert.head + values, [part for row in chunk for part in row.parameters]
-            )
+        chunks = list(_chunks(rows, room))
+        # One INSERT is all or nothing by itself.
+        with savepoint(inside, _SAVEPOINT) if len(chunks) > 1 else nullcontext():
+            if self._sequences is not None:
+                self._number(self._sequences, inside, rows)
+            for chunk in chunks:
+                values = ", ".join([row.values_sql for row in chunk])
+                inside.insert(
+                    self._insert.head + values, [part for row in chunk for part in row.parameters]
+                )
 
     def _refuse_too_large(self, rows: list[_Row], packet: int) -> None:
         for row in rows:
             if row.size + _STATEMENT_SIZE > packet:
                 raise EventTooLargeError(
                     f"{_named(row.info)} needs {row.size} bytes of SQL; "
-                    f"the server's max_allowed_packet is {packet}"
+                    f"with the server's max_allowed_packet a statement takes {packet}"
                 )
 
     def _number(self, sequences: Sequences, inside: Transaction, rows: list[_Row]) -> None:
@@ -308,6 +316,21 @@ class Outbox:
             self._text("event_type", event_type),
         )
         body = self._body(payload, info)
+        try:
+            return self._filled(info, body, headers, occurred_at, aggregate_seq, columns)
+        except (TypeError, ValueError) as error:
+            error.add_note(f"in {_named(info)}")
+            raise
+
+    def _filled(
+        self,
+        info: EventInfo,
+        body: str | bytes | None,
+        headers: Mapping[str, object] | None,
+        occurred_at: datetime | None,
+        aggregate_seq: int | None,
+        columns: Mapping[str, object] | None,
+    ) -> _Row:
         parameters: list[object] = [*info, body]
         size = _ROW_SIZE + _escaped(body)
         if not "".join(info).isascii():  # eight digits for a character

@@ -4,8 +4,9 @@
 Python                                 JSON
 =====================================  =====================================================
 dict, list, tuple, str, int, bool      as ``json`` writes them; an int of more than 64 bits
-                                       (MySQL's JSON would lose digits of it) and a str with a lone
-                                       surrogate, half a character, are refused
+                                       (MySQL's JSON would lose digits of it), a str with a lone
+                                       surrogate, half a character, and keys that are the same as
+                                       text (``1`` and ``"1"``) are refused
 float                                  as ``json`` writes it; NaN and infinities are refused
 dataclass, attrs class                 an object of its fields
 pydantic model                         an object, as ``model_dump()`` gives it
@@ -60,7 +61,15 @@ class Json:
     def text(self, value: object) -> str:
         """Return ``value`` as JSON text; raises ``TypeError`` or ``ValueError`` where it has no
         form."""
+        try:
+            return self._text(value)
+        except RecursionError:
+            raise ValueError("the value is nested too deeply for JSON") from None
+
+    def _text(self, value: object) -> str:
         text = self._encode(value)
+        if _MADE_KEY.search(text):
+            json.loads(text, object_pairs_hook=_each_once)
         if _LONG_NUMBER.search(text):
             json.loads(text, parse_int=_within_64_bits)
         if "\\ud" in text:
@@ -124,7 +133,7 @@ def value_size(body: str | bytes, enough: int) -> int:
         return bound
     try:
         return len(json.dumps(json.loads(body), ensure_ascii=body.isascii()).encode())
-    except ValueError:  # no JSON: a TEXT column takes it
+    except (ValueError, RecursionError):  # no JSON, or none that MySQL takes: a TEXT column may
         return len(body.encode())
 
 
@@ -137,13 +146,28 @@ def _within_64_bits(digits: str) -> None:
         raise ValueError(f"{digits} has more than 64 bits; give it as a str or a Decimal")
 
 
+# A key that may have been a number, a bool or None, beside which its text may be a key as well.
+_MADE_KEY: Final = re.compile(r'"(?:-?\d[-+.e\d]*|true|false|null)":')
+
+
+def _each_once(pairs: list[tuple[str, object]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise ValueError(f"the key {key!r} is in one object twice: as text and as a number")
+        seen.add(key)
+
+
 def utc(moment: datetime) -> datetime:
     """Return ``moment`` in UTC; a naive one could mean any place and is refused."""
     if not isinstance(moment, datetime):
         raise TypeError(f"{moment!r} is not a datetime")
     if moment.tzinfo is None or moment.utcoffset() is None:
         raise ValueError(f"{moment!r} has no time zone; give an aware datetime")
-    return moment.astimezone(UTC)
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"{moment!r} is in no year from 1 to 9999 in UTC") from None
 
 
 def _form(value: Any) -> object:

@@ -9,6 +9,8 @@ from typing import Final
 from sqlalchemy import Table
 
 _PLACE: Final = re.compile("%[%s]")
+_ESCAPED: Final = re.compile("[\"'\\\\\n\r\x1a]")
+"""What some driver or other puts a backslash before."""
 
 
 def quoted(name: str) -> str:
@@ -27,15 +29,21 @@ def tuple_of(parts: list[str]) -> str:
     return f"({', '.join(parts)})"
 
 
-def ascii_only(sql: str, parameters: Sequence[object]) -> tuple[str, tuple[object, ...]]:
+def ascii_only(
+    sql: str, parameters: Sequence[object], escaped_too: bool
+) -> tuple[str, tuple[object, ...]]:
     """Return the same statement with parameters that arrive as they are on any connection.
 
     Other characters would depend on the connection's character set, which may turn them into
     question marks, and bytes on the driver: some escape them for another ``sql_mode`` than the
-    session's, or not at all. Both go as hexadecimal digits.
+    session's, or not at all. Both go as hexadecimal digits. ``escaped_too``: so does text that a
+    driver escapes, for one that may do it for another ``sql_mode``.
     """
     for value in parameters:
-        if not value.isascii() if isinstance(value, str) else isinstance(value, bytes):
+        if isinstance(value, str):
+            if not value.isascii() or (escaped_too and _ESCAPED.search(value)):
+                break
+        elif isinstance(value, bytes):
             break
     else:
         return sql, tuple(parameters)
@@ -49,7 +57,9 @@ def ascii_only(sql: str, parameters: Sequence[object]) -> tuple[str, tuple[objec
         if isinstance(value, bytes):
             sent.append(value.hex())
             return "UNHEX(%s)"
-        if isinstance(value, str) and not value.isascii():
+        if isinstance(value, str) and (
+            not value.isascii() or (escaped_too and _ESCAPED.search(value))
+        ):
             sent.append(value.encode().hex())
             return "CONVERT(UNHEX(%s) USING utf8mb4)"
         sent.append(value)

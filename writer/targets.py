@@ -6,7 +6,8 @@ Nothing here commits, begins or connects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Engine, Table, TwoPhaseTransaction, insert
@@ -38,6 +39,10 @@ class Transaction(Protocol):
     """The caller's transaction. Statements have ``%s`` parameters, which arrive as they are
     whatever the connection's character set and ``sql_mode``; the drivers' errors pass."""
 
+    @property
+    def hexadecimal(self) -> bool:
+        """Whether all text that needs escaping goes as hexadecimal digits, two for a byte."""
+
     def insert(self, sql: str, parameters: Sequence[object]) -> None:
         """Run an INSERT."""
 
@@ -48,45 +53,54 @@ class Transaction(Protocol):
     def number(self, sql: str) -> int:
         """Run a SELECT of one number and return it."""
 
+    def run(self, sql: str) -> None:
+        """Run a statement without parameters."""
+
 
 class _OnConnection:
     """In a SQLAlchemy connection's transaction."""
 
-    __slots__ = ("_connection",)
+    __slots__ = ("_connection", "hexadecimal")
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.hexadecimal = _escapes_by_itself(connection.connection.driver_connection)
 
     def insert(self, sql: str, parameters: Sequence[object]) -> None:
-        self._connection.exec_driver_sql(*ascii_only(sql, parameters))
+        self._connection.exec_driver_sql(*ascii_only(sql, parameters, self.hexadecimal))
 
     def upsert(self, sql: str, parameters: Sequence[object]) -> tuple[int, int]:
-        result = self._connection.exec_driver_sql(*ascii_only(sql, parameters))
+        result = self._connection.exec_driver_sql(*ascii_only(sql, parameters, self.hexadecimal))
         return result.rowcount, result.lastrowid or 0
 
     def number(self, sql: str) -> int:
         return int(self._connection.exec_driver_sql(sql).scalar_one())
 
+    def run(self, sql: str) -> None:
+        self._connection.exec_driver_sql(sql)
+
 
 class _OnDBAPI:
     """In a DB-API connection's transaction."""
 
-    __slots__ = ("_connection",)
+    __slots__ = ("_connection", "hexadecimal")
 
     def __init__(self, connection: DBAPIConnection) -> None:
         self._connection = connection
+        # Django's connection has the driver's inside.
+        self.hexadecimal = _escapes_by_itself(getattr(connection, "connection", connection))
 
     def insert(self, sql: str, parameters: Sequence[object]) -> None:
         cursor = self._connection.cursor()
         try:
-            cursor.execute(*ascii_only(sql, parameters))
+            cursor.execute(*ascii_only(sql, parameters, self.hexadecimal))
         finally:
             cursor.close()
 
     def upsert(self, sql: str, parameters: Sequence[object]) -> tuple[int, int]:
         cursor = self._connection.cursor()
         try:
-            cursor.execute(*ascii_only(sql, parameters))
+            cursor.execute(*ascii_only(sql, parameters, self.hexadecimal))
             return cursor.rowcount, cursor.lastrowid or 0
         finally:
             cursor.close()
@@ -101,6 +115,26 @@ class _OnDBAPI:
             return int(value)
         finally:
             cursor.close()
+
+    def run(self, sql: str) -> None:
+        cursor = self._connection.cursor()
+        try:
+            cursor.execute(sql)
+        finally:
+            cursor.close()
+
+
+@contextmanager
+def savepoint(inside: Transaction, name: str) -> Iterator[None]:
+    """Undo what is run in the block where it raises."""
+    inside.run(f"SAVEPOINT {name}")
+    try:
+        yield
+    except Exception:
+        with suppress(Exception):  # a deadlock or a lost connection has undone it, and more
+            inside.run(f"ROLLBACK TO SAVEPOINT {name}")
+        raise
+    inside.run(f"RELEASE SAVEPOINT {name}")
 
 
 def transaction(target: Any, table: Table, call: str) -> Transaction:
@@ -216,6 +250,13 @@ def _autocommits(connection: Any) -> bool:
     Connector and MariaDB Connector have a property ``autocommit``."""
     get = getattr(connection, "get_autocommit", None)
     return bool(get() if callable(get) else getattr(connection, "autocommit", False))
+
+
+def _escapes_by_itself(connection: Any) -> bool:
+    """Whether parameters are escaped by a ``converter`` of MySQL Connector's (``use_pure``, or one
+    of the service's own): it goes by the ``sql_mode`` of the first statement, or by none at all,
+    whatever the session's is now."""
+    return callable(getattr(getattr(connection, "converter", None), "escape", None))
 
 
 def _in_transaction(connection: Any) -> bool:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from mysql.connector.conversion import MySQLConverter
 from sqlalchemy import MetaData, create_engine, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session
 from sqlalchemy.ext.asyncio import async_sessionmaker as async_session_maker
 from sqlalchemy.orm import Session
@@ -16,7 +19,15 @@ from sqlalchemy.orm import Session
 from cdc_relay.outbox import ddl, inbox_sequence_table, inbox_table, sequence_table
 from tests.support import drivers
 from tests.support.sql import Database
-from writer import Arrival, EventFields, Inbox, NotInTransactionError, Outbox, outbox_table
+from writer import (
+    Arrival,
+    EventFields,
+    EventTooLargeError,
+    Inbox,
+    NotInTransactionError,
+    Outbox,
+    outbox_table,
+)
 
 EVENT: dict[str, Any] = {"aggregate_type": "order", "aggregate_id": "7", "payload": {"a": 1}}
 SAID = {"text": "naïve 订单 \U0001f600 \\ ' \" %s %% \n \x00"}
@@ -124,17 +135,62 @@ def assert_quoted(database: Database) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_any_sql_mode(database: Database, driver: str, mode: str) -> None:
-    """Drivers escape bytes in their own ways, and not always in those of the session."""
+@pytest.mark.parametrize("before", [None, "", "NO_BACKSLASH_ESCAPES"])
+def test_any_sql_mode(database: Database, driver: str, mode: str, before: str | None) -> None:
+    """Drivers escape in their own ways, and not always in those of the session: MySQL Connector's
+    pure form in those of its first statement with parameters."""
     quoting(database)
     connection = drivers.connect(driver, database)
     cursor = connection.cursor()
+    if before is not None:
+        cursor.execute(f"SET sql_mode = '{before}'")
+        cursor.execute("SELECT %s", ("x",))
+        cursor.fetchall()
     cursor.execute(f"SET sql_mode = '{mode}'")
     cursor.close()
     add_what_needs_quoting(connection)
     connection.commit()
     connection.close()
     assert_quoted(database)
+
+
+@pytest.mark.parametrize("pure", ["True", "False"])
+def test_a_sql_mode_that_mysql_connector_does_not_know(mysql: Database, pure: str) -> None:
+    """Through SQLAlchemy, for the inbox too; and a converter of the service's own, which is told
+    no ``sql_mode`` at all."""
+    quoting(mysql)
+    for statement in ddl(inbox_table(MetaData())):
+        mysql.sql(statement)
+    url = drivers.engine_url("mysqlconnector", mysql).update_query_dict({"use_pure": pure})
+    engine = create_engine(url, connect_args={"converter_class": MySQLConverter})
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SELECT %s", ("x",)).all()
+        connection.exec_driver_sql("SET sql_mode = 'NO_BACKSLASH_ESCAPES'")
+        add_what_needs_quoting(connection)
+        assert Inbox("it's").claim(connection, "\\'\"")
+    engine.dispose()
+    assert_quoted(mysql)
+    assert mysql.sql("SELECT consumer, event_id FROM inbox_event") == (("it's", "\\'\""),)
+
+
+def test_the_packet_size_where_text_goes_as_digits(database: Database) -> None:
+    database.create_outbox()
+    before = database.sql("SELECT @@GLOBAL.max_allowed_packet")[0][0]
+    database.sql("SET GLOBAL max_allowed_packet = 1048576")
+    try:
+        connection = drivers.connect("mysql-connector", database)
+        quotes, text = {"quotes": '"' * 90_000}, {"text": "x" * 480_000}
+        Outbox().add_all(
+            connection,
+            [{**EVENT, "payload": one, "event_type": "x"} for one in [quotes, text] * 5],  # type: ignore[typeddict-item]
+        )
+        with pytest.raises(EventTooLargeError, match="a statement takes 524288"):
+            Outbox().add(connection, **{**EVENT, "payload": "x" * 600_000}, event_type="x")
+        connection.commit()
+        connection.close()
+    finally:
+        database.sql(f"SET GLOBAL max_allowed_packet = {before}")
+    assert len(rows(database)) == 10
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -196,6 +252,52 @@ def test_claim_and_arrival(database: Database, outbox: Outbox, connection: Any) 
     connection.rollback()
     found = database.sql("SELECT consumer, event_id, repeats FROM inbox_event ORDER BY consumer")
     assert list(found) == [("mail", "e-1", 0), ("points", "e-1", 1)]
+
+
+# --- several INSERTs of one add_all --------------------------------------------------------------
+
+
+def three_statements() -> list[EventFields]:
+    """Of which the last one fails: its event has the id of the first."""
+    events: list[EventFields] = [
+        {**EVENT, "event_type": "gone", "event_id": f"e-{number}"}  # type: ignore[typeddict-item]
+        for number in range(2100)
+    ]
+    events[-1]["event_id"] = "e-0"
+    return events
+
+
+def test_add_all_is_all_or_nothing(database: Database, outbox: Outbox, connection: Any) -> None:
+    """The caller catches the error and commits: what it did before is there, and nothing of the
+    call, no number either."""
+    outbox.add(connection, **EVENT, event_type="before")
+    with pytest.raises(Exception, match="Duplicate entry"):
+        outbox.add_all(connection, three_statements())
+    outbox.add_all(connection, [*three_statements()[:-1], {**EVENT, "event_type": "after"}])  # type: ignore[typeddict-item]
+    connection.commit()
+    found = rows(database)
+    assert (found[0], len(found), found[-1]) == ("before", 2101, "after")
+    assert numbers(database) == list(range(1, 2102))
+
+
+@pytest.mark.parametrize("dialect", drivers.SQLALCHEMY)
+@pytest.mark.parametrize("kind", ["session", "savepoint", "two-phase"])
+def test_add_all_is_all_or_nothing_in_sqlalchemy(
+    database: Database, outbox: Outbox, dialect: str, kind: str
+) -> None:
+    engine = create_engine(drivers.engine_url(dialect, database))
+    try:
+        with Session(engine, twophase=kind == "two-phase") as session:
+            outbox.add(session, **EVENT, event_type="before")
+            with session.begin_nested() if kind == "savepoint" else nullcontext():
+                with pytest.raises(IntegrityError):
+                    outbox.add_all(session, three_statements())
+                outbox.add(session, **EVENT, event_type="after")
+            session.commit()
+    finally:
+        engine.dispose()
+    assert rows(database) == ["before", "after"]
+    assert numbers(database) == [1, 2]
 
 
 # --- SQLAlchemy over the drivers -----------------------------------------------------------------

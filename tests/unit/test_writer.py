@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import json
 import subprocess
 import sys
@@ -49,8 +50,11 @@ class FakeConnection:
         self.open_cursors += 1
         return self
 
-    def execute(self, sql: str, parameters: tuple[Any, ...]) -> None:
+    def execute(self, sql: str, parameters: tuple[Any, ...] = ()) -> None:
         self.executed.append((sql, parameters))
+
+    def fetchall(self) -> list[tuple[int]]:
+        return [(1 << 26,)]
 
     def close(self) -> None:
         self.open_cursors -= 1
@@ -318,11 +322,36 @@ def test_json_is_ascii_and_means_the_same() -> None:
         (Item, TypeError),
         ({"x": "\ud83d"}, ValueError),
         ({"\ude00": 1}, ValueError),
+        ({"t": datetime.min.replace(tzinfo=timezone(timedelta(hours=2)))}, ValueError),
+        ({"t": datetime.max.replace(tzinfo=timezone(timedelta(hours=-2)))}, ValueError),
+        (functools.reduce(lambda inner, _: [inner], range(100_000), []), ValueError),
+        ({1: "a", "1": "b"}, ValueError),
+        ([{"x": {None: 1, "null": 2}}], ValueError),
+        ({True: 1, "true": 2}, ValueError),
+        ({-1.5: 1, "-1.5": 2}, ValueError),
+        ({1e300: 1, "1e+300": 2}, ValueError),
     ],
 )
 def test_what_has_no_form_is_refused(value: object, error: type[Exception]) -> None:
+    """And the error says which event it was."""
     with pytest.raises(error):
         encode_payload(value)
+    with pytest.raises(error) as caught:
+        Outbox().add(FakeConnection(), **{**EVENT, "payload": value})
+    assert "CREATED of order 7" in "".join(caught.value.__notes__)
+
+
+def test_numbers_as_keys_are_kept_where_each_is_another() -> None:
+    value = {1: {"1": 0}, 2: [{"2": 0}], "3": '"1":', "true": {True: 1}}
+    assert json.loads(str(encode_payload(value))) == json.loads(json.dumps(value))
+
+
+def test_json_text_that_is_nested_deeply_is_as_large_as_it_is() -> None:
+    connection = FakeConnection()
+    fields = {**EVENT, "payload": "[" * 100_000 + "]" * 100_000}
+    Outbox(max_payload_bytes=200_000).add(connection, **fields)
+    with pytest.raises(EventTooLargeError, match="has 200000 bytes"):
+        Outbox(max_payload_bytes=199_999).add(connection, **fields)
 
 
 def test_headers() -> None:
@@ -357,14 +386,19 @@ def test_headers() -> None:
         ({"aggregate_id": "\udcc3\udca9"}, "aggregate_id holds half a character"),
         ({"payload": '"\ud800"'}, "payload of CREATED of order 7 holds half a character"),
         ({"headers": {"a": "\ud800"}}, "holds half a character"),
+        ({"headers": {"a": {1: 1, "1": 2}}}, "the key '1' is in one object twice"),
+        ({"occurred_at": datetime.min.replace(tzinfo=timezone(timedelta(hours=2)))}, "in UTC"),
     ],
 )
 def test_wrong_fields_are_refused_before_anything_is_written(
     fields: dict[str, Any], message: str
 ) -> None:
     connection = FakeConnection()
-    with pytest.raises((ValueError, TypeError), match=message):
+    with pytest.raises((ValueError, TypeError), match=message) as caught:
         Outbox().add(connection, **{**EVENT, **fields})
+    if not fields.keys() & {"aggregate_type", "aggregate_id", "event_type", "event_id"}:
+        said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+        assert "CREATED of order 7" in said
     assert connection.executed == []
 
 
@@ -385,6 +419,37 @@ def test_the_insert() -> None:
     [(sql, parameters)] = connection.executed
     assert sql.startswith("INSERT INTO `shop`.`outbox_event` (`event_id`, ")
     assert parameters == (event_id, "order", "7", "CREATED", "{}", '{"a":"b"}')
+    assert connection.open_cursors == 0
+
+
+def test_one_statement_or_several_in_a_savepoint() -> None:
+    connection = FakeConnection()
+    Outbox().add_all(connection, [EVENT] * 900)  # type: ignore[list-item]
+    assert len(connection.executed) == 1
+    connection.executed.clear()
+    Outbox().add_all(connection, [EVENT] * 1001)  # type: ignore[list-item]
+    assert [sql.split("_")[0] for sql, _ in connection.executed] == [
+        "SELECT @@max",
+        "SAVEPOINT cdc",
+        "INSERT INTO `outbox",
+        "INSERT INTO `outbox",
+        "RELEASE SAVEPOINT cdc",
+    ]
+
+
+def test_a_savepoint_that_is_gone_hides_no_error() -> None:
+    """After a deadlock there is none to return to."""
+
+    class Deadlocked(FakeConnection):
+        def execute(self, sql: str, parameters: tuple[Any, ...] = ()) -> None:
+            super().execute(sql, parameters)
+            if len(self.executed) > 3:
+                raise RuntimeError(sql.partition(" ")[0])
+
+    connection = Deadlocked()
+    with pytest.raises(RuntimeError, match="INSERT"):
+        Outbox().add_all(connection, [EVENT] * 1001)  # type: ignore[list-item]
+    assert connection.executed[-1][0].startswith("ROLLBACK TO SAVEPOINT")
     assert connection.open_cursors == 0
 
 
