@@ -36,6 +36,8 @@ _ROW_BYTES: Final = 200
 _OWN_COLUMNS: Final = 10
 
 _REASON_CHARACTERS: Final = 512
+# What fits into the column retry_count, whatever its sign.
+_MOST: Final = {"tinyint": 2**7 - 1, "smallint": 2**15 - 1, "mediumint": 2**23 - 1}
 _HIGHEST_ID: Final = 2**64 - 1
 _SPAN_IDS: Final = 100_000
 _SLICE_ROWS: Final = 200_000
@@ -169,7 +171,8 @@ class Store:
         self._shape = shape
         self._table = shape.quoted
         self._sql = shape.names.sql
-        self._max_tries = max_tries
+        self._most_tries = _MOST.get(shape.columns["retry_count"].data_type, 2**31 - 1)
+        self._max_tries = min(max_tries, self._most_tries - 1)
         self._on_dead = on_dead
         self._mark = mark
         self._tell = tell
@@ -488,7 +491,7 @@ class Store:
         failures, and keeps ``reason`` where the table has ``last_error``. Two processes that saw
         the same failure count it once.
         """
-        tries = retry_count + 1
+        tries = min(retry_count + 1, self._most_tries)
         dead = tries > self._max_tries
         delay_s = 0 if dead else retry_delay_s(tries)
         changes = [f"status = {DEAD if dead else PENDING}", f"retry_count = {tries}"]

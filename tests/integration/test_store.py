@@ -441,6 +441,21 @@ def test_a_time_that_a_service_sets_itself_is_no_failure(
     assert scanned(made) == ["a", "b"]
 
 
+def test_a_small_column_of_tries_is_no_obstacle(
+    database: Database, make_store: Callable[..., Store]
+) -> None:
+    database.create_outbox()
+    database.sql("ALTER TABLE outbox_event MODIFY retry_count TINYINT NOT NULL DEFAULT 0")
+    [(row_id, _)] = insert(database, "a")
+    made = make_store(max_tries=1000)
+    database.sql("UPDATE outbox_event SET retry_count = 125")
+    [pending], _ = made.events([row_id])
+    assert made.record_failure(pending.event, 125, "refused").outcome == "retry"
+    assert made.record_failure(pending.event, 126, "refused").outcome == "dead"
+    database.sql("UPDATE outbox_event SET status = 0")
+    assert made.record_failure(pending.event, 127, "refused").outcome == "dead"
+
+
 def test_what_is_read_at_once_is_bounded_in_bytes(
     database: Database, make_store: Callable[..., Store]
 ) -> None:
