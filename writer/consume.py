@@ -16,11 +16,10 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import event as listeners
-from sqlalchemy import exc, insert
-from sqlalchemy.engine import Dialect, Engine, ExceptionContext
+from sqlalchemy import exc
 from sqlalchemy.orm import Session, SessionTransaction
 
+from .outages import Rollbacks, causes, is_lost, is_outage
 from .received import DeadLetters, InboxEvent, named, offset, parse, place
 
 if TYPE_CHECKING:
@@ -37,17 +36,8 @@ _LAST_COMMIT_S: Final = 5.0
 _OUTAGE_WAITS_S: Final = (0.2, 1.0, 5.0, 10.0)
 """The last one repeats."""
 
-# The server has rolled the whole transaction back: a deadlock; MariaDB's innodb_snapshot_isolation.
-_ROLLED_BACK: Final = (1213, 1020)
-# Errors of the server that say nothing about the statement: too many connections, shutdown, lost
-# connections, lock timeout, deadlock, read-only during a failover, idle time-out.
-_OUTAGE_CODES: Final = frozenset(
-    [
-        *(1040, 1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1205),
-        *(1290, 1836, 1927, 2002, 2003, 2006, 2013, 2055, 4031),
-        *_ROLLED_BACK,
-    ]
-)
+_LOSSES: Final = 5
+"""So many times an event may lose the connection before that counts as a try."""
 
 Handler = Callable[[Session, InboxEvent], object]
 """Does the business of one event in the session's transaction. Must not commit."""
@@ -97,7 +87,7 @@ class Loop:
         """The next offset of each partition, not committed yet."""
         self._asked: list[TopicPartition] = []
         self._committed_at = time.monotonic()
-        self._deadlocks = _Deadlocks()
+        self._rollbacks = Rollbacks()
 
     def run(self) -> None:
         try:
@@ -111,7 +101,7 @@ class Loop:
         except _StoppedError:
             pass
         finally:
-            self._deadlocks.close()
+            self._rollbacks.close()
             self._commit_offsets(last=True)
 
     def _is_error(self, message: Message) -> bool:
@@ -120,7 +110,8 @@ class Loop:
         error = message.error()
         if error is None:
             return False
-        if error.fatal():
+        # The client ends for good. The error that it gives out says so by its code alone.
+        if error.fatal() or error.code() == KafkaError._FATAL:
             raise KafkaException(error)
         if error.code() != KafkaError._PARTITION_EOF:
             _log.warning("kafka: %s", error)
@@ -130,7 +121,7 @@ class Loop:
 
     def _see_to(self, message: Message) -> None:
         """Handle one record, or set it aside; raises what the handler raised where it cannot."""
-        tries = outages = 0
+        tries = outages = losses = 0
         while True:
             try:
                 self._once(message)
@@ -145,7 +136,11 @@ class Loop:
                 return
             except Exception as error:
                 cause = error.__cause__ if isinstance(error, _NoInboxError) else error
-                if self._is_outage(cause):
+                # A claim that succeeds shows a database that is there: where the connection is lost
+                # behind it again and again, the event loses it (by a statement that is too large).
+                lost = cause is error and self._is_lost(error)
+                losses += lost
+                if self._is_outage(cause) and not (lost and losses >= _LOSSES):
                     delay = _OUTAGE_WAITS_S[min(outages, len(_OUTAGE_WAITS_S) - 1)]
                     outages += 1
                     _log.warning("%s waits for %s s: %s", named(message), delay, _line(cause))
@@ -189,7 +184,7 @@ class Loop:
         """Raise where the event would count as handled although it was not."""
         if inspect.isgenerator(result):
             raise _NoInboxError from TypeError("the handler is a generator: nothing of it has run")
-        self._deadlocks.check()
+        self._rollbacks.check()
         if transaction is None or not transaction.is_active:
             raise RuntimeError(
                 "the handler ended the transaction (commit, rollback, close, or an error of a "
@@ -201,7 +196,7 @@ class Loop:
         try:
             event = parse(message)
             with _no_events_fault():
-                self._deadlocks.watch(session, self._inbox)
+                self._rollbacks.watch(session, self._inbox)
             if not self._inbox.claim(session, event.event_id):
                 _log.debug("%s is a repetition", named(message))
                 return None
@@ -224,16 +219,16 @@ class Loop:
         return replace(event, arrival=arrival, missing=missing)
 
     def _is_outage(self, error: BaseException | None) -> bool:
-        """Whether it is one, or came of one: services put errors of theirs around the driver's."""
-        while error is not None:
-            if isinstance(error, (*self._outages, exc.TimeoutError)):
-                return True
-            if isinstance(error, exc.DBAPIError) and (
-                error.connection_invalidated or _code(error.orig) in _OUTAGE_CODES
-            ):
-                return True
-            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        return False
+        """Whether it is one, or came of one."""
+        return any(
+            isinstance(one, (*self._outages, exc.TimeoutError)) or is_outage(one)
+            for one in causes(error)
+        )
+
+    def _is_lost(self, error: BaseException) -> bool:
+        """Whether it came of a lost connection, and of nothing that the service calls an outage."""
+        found = list(causes(error))
+        return any(map(is_lost, found)) and not any(isinstance(one, self._outages) for one in found)
 
     def _wait(self, seconds: float) -> None:
         """Wait, polling: a consumer that does not poll is thrown out of its group."""
@@ -248,7 +243,7 @@ class Loop:
                 paused = self._consumer.assignment()
                 self._consumer.pause(paused)
                 message = self._consumer.poll(min(left, _POLL_S))
-                if message is not None and message.error() is None:
+                if message is not None and not self._is_error(message):
                     # Of a partition that has just been assigned: it comes again after the wait.
                     self._consumer.seek(TopicPartition(*place(message), offset(message)))
         finally:
@@ -333,51 +328,12 @@ class AsyncLoop(Loop):
             self._check(await result, transaction.sync_transaction)
 
 
-class _Deadlocks:
-    """Notices a deadlock in the transaction of the event, which the handler may have caught: the
-    server has rolled back all of it, the claim included, and what follows is another one."""
-
-    def __init__(self) -> None:
-        self._engines: dict[Dialect, Engine] = {}
-        self._info: object = None
-        self._found: BaseException | None = None
-
-    def watch(self, session: Session, inbox: Inbox) -> None:
-        """Begin with the transaction of ``session``."""
-        connection = session.connection(bind_arguments={"clause": insert(inbox.table)})
-        if connection.dialect not in self._engines:
-            self._engines[connection.dialect] = connection.engine
-            listeners.listen(connection.engine, "handle_error", self._see)
-        self._info, self._found = connection.info, None
-
-    def check(self) -> None:
-        """Raise the deadlock, if there was one."""
-        if self._found is not None:
-            raise self._found
-
-    def close(self) -> None:
-        for engine in self._engines.values():
-            listeners.remove(engine, "handle_error", self._see)
-
-    def _see(self, context: ExceptionContext) -> None:
-        connection = context.connection
-        if _code(context.original_exception) not in _ROLLED_BACK or connection is None:
-            return
-        if connection.closed or connection.invalidated or connection.info is not self._info:
-            return
-        self._found = context.sqlalchemy_exception
-
-
 @contextmanager
 def _no_events_fault() -> Iterator[None]:
     try:
         yield
     except Exception as error:
         raise _NoInboxError from error
-
-
-def _code(error: BaseException | None) -> object:
-    return error.args[0] if error is not None and error.args else None
 
 
 def _line(error: BaseException | None) -> str:

@@ -178,8 +178,11 @@ class Inbox:
         and the next one follows; without ``dead_letters`` the error is raised and the offset stays,
         so that nothing is passed over. A database that is away (lost connection, deadlock, lock
         timeout) and an error of ``outages`` are waited out without end: they are not the event's
-        fault. A session that cannot begin, a claim that fails and a handler that is asynchronous
-        are raised at once: they would fail each event.
+        fault. But from the fifth time that the connection is lost behind the event's claim, each
+        is a try: the database is there, and the event loses the connection. A session that cannot
+        begin, a claim that fails and a handler that is asynchronous are raised at once: they would
+        fail each event. A dead letter that is not taken is a ``RuntimeError``, a fatal error of the
+        Kafka client a ``KafkaException``.
 
         Returns when ``stop()`` says so, asked at least twice a second. One thread.
         """

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from confluent_kafka import Message, Producer
 
     from .inbox import Arrival
+
+_POLL_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,36 +51,69 @@ class DeadLetters:
     The record keeps its key, value and headers and gets ``dead_letter_consumer``,
     ``dead_letter_reason`` and ``dead_letter_source`` (topic, partition, offset). It is not claimed:
     sent back to its topic once the cause is mended, it is handled.
+
+    Where that is larger than producer or topic takes, the value stays behind: it is empty, and
+    ``dead_letter_value_left_out`` is the size of what is still at the source.
     """
 
     def __init__(
         self, producer: Producer, topic: str = "{topic}.dead", *, timeout_s: float = 30.0
     ) -> None:
-        """``producer`` is a ``confluent_kafka.Producer``; in ``topic``, ``{topic}`` is the
-        record's own."""
+        """``producer`` is a ``confluent_kafka.Producer``, which others may use too; in ``topic``,
+        ``{topic}`` is the record's own."""
         self._producer = producer
         self._topic = topic
         self._timeout_s = timeout_s
 
     def send(self, message: Message, consumer: str, reason: str) -> None:
-        """Send and wait for the broker's word; raises ``RuntimeError`` without it."""
-        failures: list[object] = []
+        """Send and wait for the broker's word, ``timeout_s`` at most, in which a full queue may
+        empty; raises ``RuntimeError`` without it."""
+        from confluent_kafka import KafkaError
+
         source = f"{message.topic()}/{message.partition()}/{message.offset()}"
-        self._producer.produce(
-            self._topic.format(topic=message.topic()),
-            key=message.key(),
-            value=message.value(),
-            headers=[
-                *(message.headers() or []),
-                ("dead_letter_consumer", consumer.encode()),
-                ("dead_letter_reason", reason.encode()[:2000]),
-                ("dead_letter_source", source.encode()),
-            ],
-            on_delivery=lambda error, _: failures.append(error) if error else None,
-        )
-        left = self._producer.flush(self._timeout_s)
-        if failures or left:
-            raise RuntimeError(f"dead letter of {source} was not taken: {failures or 'time-out'}")
+        headers: list[tuple[str, Any]] = [
+            *(message.headers() or []),
+            ("dead_letter_consumer", consumer.encode()),
+            ("dead_letter_reason", reason.encode()[:2000]),
+            ("dead_letter_source", source.encode()),
+        ]
+        deadline = time.monotonic() + self._timeout_s
+        value = message.value()
+        error = self._sent(message, value, headers, deadline)
+        if isinstance(error, KafkaError) and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            # Empty, as None would be a tombstone to whoever reads it.
+            headers.append(("dead_letter_value_left_out", b"%d" % len(value or b"")))
+            error = self._sent(message, b"", headers, deadline)
+        if error is not None:
+            raise RuntimeError(f"dead letter of {source} was not taken: {error}")
+
+    def _sent(
+        self, message: Message, value: Any, headers: list[tuple[str, Any]], deadline: float
+    ) -> object:
+        """Send one record; returns why it was not taken, or None."""
+        from confluent_kafka import KafkaException
+
+        reports: list[object] = []
+        while True:
+            try:
+                self._producer.produce(
+                    self._topic.format(topic=message.topic()),
+                    key=message.key(),
+                    value=value,
+                    headers=headers,
+                    on_delivery=lambda error, _: reports.append(error),
+                )
+                break
+            except KafkaException as error:
+                return error.args[0]
+            except BufferError:
+                if time.monotonic() >= deadline:
+                    return "the producer's queue is full"
+                self._producer.poll(_POLL_S)
+        # Not flush(): others may send by this producer all the time.
+        while not reports and time.monotonic() < deadline:
+            self._producer.poll(_POLL_S)
+        return reports[0] if reports else "time-out"
 
 
 def parse(message: Message) -> InboxEvent:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class Shop:
         assert self.producer.flush(30) == 0
 
     @contextmanager
-    def consumer(self) -> Iterator[Consumer]:
+    def consumer(self, settings: Mapping[str, Any] | None = None) -> Iterator[Consumer]:
         made = Consumer(
             {
                 "bootstrap.servers": self.kafka,
@@ -76,6 +76,7 @@ class Shop:
                 "auto.offset.reset": "earliest",
                 "session.timeout.ms": 6000,
                 "max.poll.interval.ms": 6000,
+                **(settings or {}),
             }
         )
         made.subscribe([self.topic])
@@ -84,7 +85,13 @@ class Shop:
         finally:
             made.close()
 
-    def consume(self, handler: Any, until: Callable[[], bool], **options: Any) -> None:
+    def consume(
+        self,
+        handler: Any,
+        until: Callable[[], bool],
+        settings: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         """Run ``consume`` until ``until()``; fails after 60 s."""
         deadline = time.monotonic() + 60
         inbox = options.pop("inbox", None) or Inbox("points")
@@ -93,7 +100,7 @@ class Shop:
             assert time.monotonic() < deadline, "not within 60 s"
             return until()
 
-        with self.consumer() as consumer:
+        with self.consumer(settings) as consumer:
             inbox.consume(consumer, self.sessions, handler, stop=stop, **options)
 
     def handled(self) -> list[str]:
