@@ -100,10 +100,18 @@ PERMITTED = re.compile(
 SILENT = {"mysql-replication"}
 
 
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("no_network")
 def test_an_installation_holds_what_the_bill_says_under_licences_we_may_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("CDC_RELAY_PURE", "1")
     bill = json.loads(sbom.write(tmp_path).read_text())
     assert bill["bomFormat"] == "CycloneDX"
     assert bill["metadata"]["component"]["name"] == "cdc-relay"
@@ -121,3 +129,20 @@ def test_an_installation_holds_what_the_bill_says_under_licences_we_may_use(
         ]
         assert said or name in SILENT, name
         assert all(PERMITTED.search(one) for one in said), (name, said)
+
+
+@pytest.mark.usefixtures("no_network")
+def test_advisories_that_cannot_be_asked_for_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sbom.advisories() == 0
+    assert "advisories: not asked" in capsys.readouterr().err
+
+
+def test_an_advisory_that_is_known_is_said_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the form of pip-audit's JSON."""
+    well = {"name": "click", "version": "8.1.0", "vulns": []}
+    other = {"name": "own", "skip_reason": "not found on PyPI"}
+    assert sbom.told([well, other]) == 0
+    assert "0 known against 1 packages; not asked about 1" in capsys.readouterr().err
+    found = {"id": "GHSA-x", "fix_versions": ["3.1.6"], "aliases": [], "description": "…"}
+    assert sbom.told([well, {"name": "jinja2", "version": "3.1.4", "vulns": [found]}]) == 1
+    assert "jinja2 3.1.4: GHSA-x, mended in 3.1.6" in capsys.readouterr().err
