@@ -26,7 +26,7 @@ def command() -> None:
     """The group of the two commands below."""
 
 
-@command.command("show", epilog="Example: `cdc-relay position show --json | jq .position`.")
+@command.command("show", epilog="Example: `cdc-relay position show --json | jq .gtids`.")
 @settings_options(*KAFKA, *LOGGING)
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def show(settings: Settings, as_json: bool) -> None:

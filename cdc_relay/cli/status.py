@@ -12,7 +12,7 @@ import click
 from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, duration, settings_options
 from cdc_relay.config import Settings
 from cdc_relay.database import connected, describe_table, engine
-from cdc_relay.errors import SinkError
+from cdc_relay.errors import SinkError, SourceUnavailableError
 from cdc_relay.store import Counts, Store
 
 _KAFKA_TIMEOUT_S: Final = 5.0
@@ -39,10 +39,16 @@ _KAFKA_TIMEOUT_S: Final = 5.0
 def command(settings: Settings, watch: bool, every: float, as_json: bool) -> None:
     """Show how many rows are pending, sent and dead, the age of the oldest pending one in
     seconds, and, where Kafka can be reached, the relay's checkpoint. Counting walks an index: for
-    tables of many millions of rows, let --every be long."""
+    tables of many millions of rows, let --every be long. While the database does not answer,
+    --watch shows that and goes on."""
     try:
         while True:
-            report = _report(settings)
+            try:
+                report = _report(settings)
+            except SourceUnavailableError as error:
+                if not watch:
+                    raise
+                report = {"name": settings.name, "error": str(error)}
             if watch and not as_json and sys.stdout.isatty():
                 click.clear()
             _show(report, as_json)

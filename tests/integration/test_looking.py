@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.harness import Harness, Process
+from tests.support.proxy import Proxy
 
 
 def out(process: Process) -> str:
@@ -74,6 +75,31 @@ def test_status_is_watched(mysql_shop: Harness) -> None:
     assert first["pending"] == 0
     process.signal(signal.SIGINT)
     assert process.wait(20) == 0
+
+
+def test_status_is_watched_while_the_database_is_away(mysql_shop: Harness) -> None:
+    url = mysql_shop.database.url
+    assert url.port is not None
+    with Proxy(url.port) as proxy:
+        url = url.set(host="127.0.0.1", port=proxy.port)
+        process = mysql_shop.spawn(
+            *("status", "--json", "--watch", "--every", "100ms"),
+            DATABASE_URL=url.render_as_string(hide_password=False),
+        )
+        stdout = process._process.stdout
+        assert stdout is not None
+
+        def shown() -> dict[str, Any]:
+            report: dict[str, Any] = json.loads(stdout.readline())
+            return report
+
+        mysql_shop.until(lambda: shown().get("pending") == 0)
+        proxy.cut()
+        mysql_shop.until(lambda: "does not answer" in shown().get("error", ""))
+        proxy.mend()
+        mysql_shop.until(lambda: shown().get("pending") == 0)
+        process.signal(signal.SIGINT)
+        assert process.wait(20) == 0
 
 
 def test_replay_and_tail(mysql_shop: Harness) -> None:
