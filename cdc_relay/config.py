@@ -574,6 +574,15 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 # Variables of ours with the prefix that are not settings: the development servers print them.
 _NOT_SETTINGS: Final = ("CDC_RELAY_TEST_", "CDC_RELAY_DEV_")
+# Kubernetes' own, in each pod that has not set enableServiceLinks: false, for a Service that is
+# named cdc-relay or begins with it (its documentation, "Accessing the Service", and the variables
+# of Docker links): CDC_RELAY_SERVICE_HOST, CDC_RELAY_HTTP_PORT_8080_TCP_ADDR and the like.
+_SERVICE_LINK: Final = re.compile(
+    r"CDC_RELAY_(\w+_)?("
+    r"SERVICE_(HOST|PORT(_\w+)?)=.*"
+    r"|PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://.*"
+    r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)=.*)"
+)
 
 
 def _put_variable(key: str, value: str, put: Any) -> None:
@@ -582,6 +591,8 @@ def _put_variable(key: str, value: str, put: Any) -> None:
         return
     if field in Settings.model_fields and field != "kafka":
         put(field, value, key)
+    elif _SERVICE_LINK.fullmatch(f"{key}={value}"):
+        return
     elif key.startswith(_KAFKA_ENV_PREFIX):
         prop = key.removeprefix(_KAFKA_ENV_PREFIX).lower().replace("_", ".")
         put("kafka", {prop: value}, key)

@@ -234,6 +234,11 @@ def inbox_sequence_table(metadata: MetaData, name: str = INBOX_SEQUENCE_TABLE) -
     )
 
 
+def beside(table: Table, name: str) -> str:
+    """Return ``name`` as the name of a table in the schema of ``table``."""
+    return f"{table.schema}.{name}" if table.schema else name
+
+
 def table_ddl(name: str = DEFAULT_TABLE) -> list[str]:
     """Return the statements that create the outbox table, CREATE TABLE first, then its indexes.
 

@@ -10,7 +10,13 @@ from uuid import UUID
 from sqlalchemy import MetaData, Table
 from sqlalchemy.orm import Session
 
-from cdc_relay.outbox import INBOX_TABLE, inbox_sequence_table, inbox_table
+from cdc_relay.outbox import (
+    INBOX_SEQUENCE_TABLE,
+    INBOX_TABLE,
+    beside,
+    inbox_sequence_table,
+    inbox_table,
+)
 
 from . import consume as loop
 from .received import DeadLetters
@@ -54,7 +60,7 @@ class Inbox:
     ) -> None:
         """``consumer`` names the consumer (64 characters), ``table`` the table of
         ``inbox_table(metadata)``. ``sequences`` looks for gaps in ``aggregate_seq``: True for the
-        table ``inbox_sequence``, or that table."""
+        table ``inbox_sequence`` beside it, or that table."""
         if not isinstance(consumer, str) or not 0 < len(consumer) <= _LONGEST:
             raise ValueError(f"a consumer's name has 1 to {_LONGEST} characters: {consumer!r}")
         self.consumer = consumer
@@ -70,7 +76,7 @@ class Inbox:
         self._sequences: Table | None = None
         self._arrive = ""
         if sequences is not False:
-            name = "inbox_sequence" if sequences is True else sequences
+            name = beside(self.table, INBOX_SEQUENCE_TABLE) if sequences is True else sequences
             made = inbox_sequence_table(MetaData(), name) if isinstance(name, str) else name
             self._sequences = made
             # The old number plus one comes back as the last insert id; an INSERT gives 0.

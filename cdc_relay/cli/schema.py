@@ -6,17 +6,26 @@ from collections.abc import Collection
 from typing import Final, get_args
 
 import click
+from sqlalchemy import MetaData
 
 from cdc_relay.cli.options import DATABASE, LOGGING, settings_options
 from cdc_relay.columns import Columns
 from cdc_relay.config import Settings
 from cdc_relay.errors import ConfigError, SourceError
 from cdc_relay.grants import ROLES, Dialect, Role, grants
-from cdc_relay.outbox import OPTIONAL_COLUMNS, table_ddl
+from cdc_relay.outbox import (
+    OPTIONAL_COLUMNS,
+    SEQUENCE_TABLE,
+    beside,
+    ddl,
+    outbox_table,
+    sequence_table,
+)
 
 _ACCOUNTS: Final[dict[Role, str]] = {
     "relay": "'cdc_relay'@'%'",
     "compensator": "'cdc_compensator'@'%'",
+    "housekeeping": "'cdc_housekeeping'@'%'",
     "writer": "'service'@'%'",
 }
 
@@ -33,24 +42,35 @@ _ACCOUNTS: Final[dict[Role, str]] = {
     "--role", type=click.Choice(ROLES), multiple=True, help="Of this role only. [default: all]"
 )
 @click.option("--account", help="Account of the one role, as GRANT wants it: \"'relay'@'%'\".")
+@click.option(
+    "--sequences",
+    is_flag=True,
+    help=f"With the table {SEQUENCE_TABLE}, for a writer that numbers its events.",
+)
 @click.option("--dialect", type=click.Choice(get_args(Dialect)), default="mysql", show_default=True)
 def command(
     settings: Settings,
     only_grants: bool,
     role: tuple[Role, ...],
     account: str | None,
+    sequences: bool,
     dialect: Dialect,
 ) -> None:
     """Print the statements that create the outbox table (MySQL 8.0.13, MariaDB 10.6 and later) or,
-    with --grants, those that give relay, compensator and the writing service the least that each
-    needs. The accounts must be there. No database is needed; with database_url, the grants leave
-    out the optional columns that the table there does not have."""
+    with --grants, those that give relay, compensator, housekeeping (purge and archive) and the
+    writing service the least that each needs. The accounts must be there. No database is needed;
+    with database_url, the grants leave out the optional columns that the table there does not
+    have."""
     if not only_grants:
         if role or account:
             raise ConfigError("--role and --account go with --grants")
         names = Columns(settings.columns)
-        for statement in table_ddl(settings.table):
-            click.echo(names.sql(statement) + ";")
+        table = outbox_table(MetaData(), settings.table)
+        statements = [names.sql(statement) for statement in ddl(table)]
+        if sequences:
+            statements += ddl(sequence_table(MetaData(), beside(table, SEQUENCE_TABLE)))
+        for statement in statements:
+            click.echo(statement + ";")
         return
     if "." not in settings.table and not settings.database_url:
         raise ConfigError("--grants: which schema? write --table schema.table, or database_url")
@@ -59,7 +79,8 @@ def command(
     there = _there(settings) if settings.database_url else OPTIONAL_COLUMNS
     for one in role or ROLES:
         click.echo(f"-- {one}")
-        for statement in grants(one, account or _ACCOUNTS[one], settings, dialect, there):
+        who = account or _ACCOUNTS[one]
+        for statement in grants(one, who, settings, dialect, there, sequences=sequences):
             click.echo(statement + ";")
 
 

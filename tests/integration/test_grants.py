@@ -1,7 +1,9 @@
-"""Relay, compensator and writer run with exactly what ``cdc-relay schema --grants`` prints."""
+"""Each part runs with exactly what ``cdc-relay schema --grants`` and ``inbox schema --grants``
+print."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pymysql
@@ -11,22 +13,30 @@ from sqlalchemy.orm import Session
 
 from tests.support.harness import Harness
 from tests.support.sql import Database
-from writer import Outbox
+from writer import Inbox, Outbox
 
 
-def grant(shop: Harness, role: str, user: Database, **settings: str) -> None:
+def grant(shop: Harness, role: str, user: Database, *more: str, **settings: str) -> None:
     """Run the printed statements, as they are printed."""
-    admin = shop.database
-    process = shop.run(
-        *("schema", "--grants", "--role", role, "--account", f"'{user.url.username}'@'%'"),
-        *("--dialect", "mariadb" if admin.is_mariadb else "mysql"),
-        **settings,
-    )
+    dialect = "mariadb" if shop.database.is_mariadb else "mysql"
+    words = ["schema", "--grants", "--role", role, "--dialect", dialect]
+    if role == "consumer":
+        words = ["inbox", "schema", "--grants"]
+    process = shop.run(*words, "--account", f"'{user.url.username}'@'%'", *more, **settings)
     assert process.wait() == 0, process.text()
-    lines = process.stdout.decode().splitlines()
-    assert lines[0] == f"-- {role}"
-    for line in lines[1:]:
-        admin.sql(line)
+    head, *lines = process.stdout.decode().splitlines()
+    assert head == f"-- {role}"
+    for line in lines:
+        shop.database.sql(line)
+
+
+def create(shop: Harness, *words: str) -> None:
+    """Run the DDL that a command prints, as it is printed."""
+    process = shop.run(*words)
+    assert process.wait() == 0, process.text()
+    for statement in process.stdout.decode().split(";\n"):
+        if statement:
+            shop.database.sql(statement)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +85,68 @@ def test_each_role_with_its_own_grants(
         assert report.wait() == 0, report.stdout.decode()
 
 
+@pytest.mark.parametrize("image", ["server", "minimal"])
+def test_purge_and_archive(database: Database, harness: Callable[..., Harness], image: str) -> None:
+    shop = harness(database, MARK_ROW_IMAGE=image)
+    with database.user() as user:
+        grant(shop, "housekeeping", user)
+
+        def clean(command: str) -> dict[str, int]:
+            shop.ins("old")
+            database.sql(
+                "UPDATE outbox_event SET status = 1, sent_at = UTC_TIMESTAMP(6) - INTERVAL 9 DAY,"
+                " created_at = UTC_TIMESTAMP(6) - INTERVAL 9 DAY"
+            )
+            process = shop.run(command, "--json", DATABASE_URL=user.text)
+            assert process.wait() == 0, process.text()
+            report: dict[str, int] = json.loads(process.stdout)
+            return report
+
+        assert clean("purge")["sent"] == 1
+        assert clean("archive")["sent"] == 1  # makes the table
+        archived = "INSERT INTO outbox_event SELECT * FROM outbox_archive"
+        database.sql(archived)
+        assert clean("archive")["sent"] == 2  # of which one comes a second time
+        assert database.sql("SELECT COUNT(*) FROM outbox_archive") == ((2,),)
+        for statement in ("UPDATE outbox_event SET status = 1", "DROP TABLE outbox_archive"):
+            with pytest.raises(pymysql.err.OperationalError, match="denied"):
+                user.sql(statement)
+        user.close()
+
+
+def test_a_writer_that_counts_and_a_consumer_that_looks_for_gaps(shop: Harness) -> None:
+    database = shop.database
+    database.sql("DROP TABLE outbox_event")
+    inbox = f"{database.name}.inbox_event"
+    create(shop, "schema", "--sequences")
+    create(shop, "inbox", "schema", "--sequences", "--inbox-table", inbox)
+    with database.user(password="plain") as writer, database.user(password="plain") as consumer:
+        grant(shop, "writer", writer, "--sequences")
+        grant(shop, "consumer", consumer, "--sequences", "--inbox-table", inbox)
+
+        pool = create_engine(writer.url)
+        counting = Outbox(sequences=True)
+        for _ in range(2):
+            with pool.begin() as connection:
+                counting.add(
+                    connection, aggregate_type="o", aggregate_id=1, event_type="E", payload={}
+                )
+        pool.dispose()
+        assert database.sql("SELECT last_seq FROM outbox_sequence") == ((2,),)
+
+        pool = create_engine(consumer.url)
+        points = Inbox("points", inbox, sequences=True)
+        with pool.begin() as connection:
+            assert [points.claim(connection, "e") for _ in range(2)] == [True, False]
+            for seq in (1, 2):
+                points.arrival(connection, aggregate_type="o", aggregate_id="1", aggregate_seq=seq)
+        pool.dispose()
+        words = ("inbox", "purge", "--inbox-table", inbox, "--older-than", "0s", "--json")
+        process = shop.run(*words, DATABASE_URL=consumer.text)
+        assert process.wait() == 0, process.text()
+        assert json.loads(process.stdout)["deleted"] == 1
+
+
 def test_the_payload_is_out_of_reach(shop: Harness) -> None:
     with shop.database.user() as relay:
         grant(shop, "relay", relay)
@@ -113,3 +185,6 @@ def test_a_schema_has_to_be_named(shop: Harness) -> None:
     process = shop.run("schema", "--grants", DATABASE_URL="")
     assert process.wait() == 2
     assert "which schema?" in process.text()
+    process = shop.run("inbox", "schema", "--grants")
+    assert process.wait() == 2
+    assert "which schema? write --inbox-table schema.table" in process.text()

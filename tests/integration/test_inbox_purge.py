@@ -36,14 +36,14 @@ def left(database: Database) -> int:
 
 
 def test_old_claims_go_and_young_ones_stay(database: Database, capsys: Capture) -> None:
-    fill(database, 2500)
-    fill(database, 10, age="6 DAY")
-    fill(database, 5, consumer="mail")
+    fill(database, 2500, age="40 DAY")
+    fill(database, 10, age="20 DAY")
+    fill(database, 5, age="40 DAY", consumer="mail")
     url = ["--database-url", database.text]
     assert main(["inbox", "purge", *url, "--consumer", "points", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["deleted"] == 2500
     assert left(database) == 15
-    assert main(["inbox", "purge", *url, "--older-than", "144h"]) == 0
+    assert main(["inbox", "purge", *url, "--older-than", "240h"]) == 0
     assert capsys.readouterr().out.startswith("deleted 15 claims from inbox_event in ")
     assert left(database) == 0
 
@@ -63,9 +63,8 @@ def test_two_at_once_beside_claims(database: Database) -> None:
 
     with ThreadPoolExecutor(3) as pool:
         claims = pool.submit(claim)
-        purges = [
-            pool.submit(main, ["inbox", "purge", "--database-url", database.text]) for _ in range(2)
-        ]
+        words = ["inbox", "purge", "--older-than", "7d", "--database-url", database.text]
+        purges = [pool.submit(main, words) for _ in range(2)]
         assert [purge.result(60) for purge in purges] == [0, 0]
         done.set()
         claims.result(60)
@@ -82,15 +81,23 @@ def test_what_is_wrong_is_one_line(database: Database, capsys: Capture) -> None:
     assert error.startswith("error: ")
     assert "nothing" in error
     assert error.count("\n") == 1
+    for command in (["purge", *url], ["schema"]):
+        for name in ("", "a.b.c"):
+            assert main(["inbox", *command, "--inbox-table", name]) == 2
+            assert f"{name!r} is not a table name" in capsys.readouterr().err
 
 
-def test_schema_prints_what_works(database: Database, capsys: Capture) -> None:
-    assert main(["inbox", "schema", "--inbox-table", "other", "--sequences"]) == 0
-    for statement in capsys.readouterr().out.split(";\n")[:-1]:
-        database.sql(statement)
-    engine = create_engine(database.url)
+@pytest.mark.parametrize("named", [True, False])
+def test_schema_prints_what_works(database: Database, capsys: Capture, named: bool) -> None:
+    """The table of the sequences is beside the inbox, whatever schema the session is in."""
+    name = f"{database.name}.other" if named else "other"
+    assert main(["inbox", "schema", "--inbox-table", name, "--sequences"]) == 0
+    with database.connect(database=None if named else database.name) as connection:
+        for statement in capsys.readouterr().out.split(";\n")[:-1]:
+            connection.cursor().execute(statement)
+    engine = create_engine(database.url.set(database=None) if named else database.url)
     with engine.begin() as connection:
-        inbox = Inbox("points", "other", sequences=True)
+        inbox = Inbox("points", name, sequences=True)
         assert inbox.claim(connection, "e")
         inbox.arrival(connection, aggregate_type="order", aggregate_id="7", aggregate_seq=1)
     engine.dispose()

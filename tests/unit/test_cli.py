@@ -19,6 +19,7 @@ from cdc_relay.cli.times import moment
 from cdc_relay.errors import SinkError, SourceError
 
 Capture = pytest.CaptureFixture[str]
+MARKS = "SELECT, UPDATE (status, retry_count, next_retry_time, updated_at, last_error, sent_at)"
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +148,28 @@ def test_schema_prints_statements(capsys: Capture) -> None:
     output = capsys.readouterr().out
     assert output.startswith("CREATE TABLE shop.events (")
     assert output.count(";\n") == 4
+    assert main(["schema", "--table", "shop.events", "--sequences"]) == 0
+    more = capsys.readouterr().out
+    assert more.startswith(output)
+    assert more.removeprefix(output).startswith("CREATE TABLE shop.outbox_sequence (")
+
+
+def test_schema_prints_the_grants_of_each_role(capsys: Capture) -> None:
+    assert main(["schema", "--grants", "--table", "shop.events"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "-- relay",
+        "GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO 'cdc_relay'@'%';",
+        f"GRANT {MARKS} ON `shop`.`events` TO 'cdc_relay'@'%';",
+        "-- compensator",
+        "GRANT REPLICATION CLIENT ON *.* TO 'cdc_compensator'@'%';",
+        f"GRANT {MARKS} ON `shop`.`events` TO 'cdc_compensator'@'%';",
+        "-- housekeeping",
+        "GRANT SELECT, DELETE ON `shop`.`events` TO 'cdc_housekeeping'@'%';",
+        "GRANT CREATE, SELECT, INSERT, DELETE ON `shop`.`outbox_archive` "
+        "TO 'cdc_housekeeping'@'%';",
+        "-- writer",
+        "GRANT INSERT ON `shop`.`events` TO 'service'@'%';",
+    ]
 
 
 def test_config_by_variable(

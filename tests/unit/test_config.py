@@ -128,6 +128,28 @@ def test_wrong_variables(environ: dict[str, str], expected: str) -> None:
     assert expected in message(environ)
 
 
+@pytest.mark.parametrize("service", ["CDC_RELAY", "CDC_RELAY_HTTP", "CDC_RELAY_KAFKA"])
+def test_what_kubernetes_adds_for_a_service_is_no_setting(service: str) -> None:
+    links = {
+        "SERVICE_HOST": "10.0.0.11",
+        "SERVICE_PORT": "8080",
+        "SERVICE_PORT_WEB": "8080",
+        "PORT": "tcp://10.0.0.11:8080",
+        "PORT_8080_TCP": "tcp://10.0.0.11:8080",
+        "PORT_8080_TCP_PROTO": "tcp",
+        "PORT_8080_TCP_PORT": "8080",
+        "PORT_8080_TCP_ADDR": "10.0.0.11",
+    }
+    assert load(environ={f"{service}_{name}": value for name, value in links.items()}) == load(
+        environ={}
+    )
+
+
+@pytest.mark.parametrize("name", ["PORT", "HTTP_PORT", "PORT_8080", "SERVICE", "SERVICE_HOSTS"])
+def test_what_only_looks_like_it_is_an_error(name: str) -> None:
+    assert f"CDC_RELAY_{name}: unknown variable" in message({f"CDC_RELAY_{name}": "8080"})
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

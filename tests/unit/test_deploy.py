@@ -13,20 +13,26 @@ import click
 import kubernetes_validate
 import pytest
 import yaml
+from sqlalchemy.engine import URL, make_url
 
 from cdc_relay.cli import cli
 from cdc_relay.config import Settings, load, seconds
 
-DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
 K8S = DEPLOY / "k8s"
 SYSTEMD = DEPLOY / "systemd"
 OBJECTS: dict[str, dict[str, Any]] = {
-    file.name: yaml.safe_load(file.read_text())
+    f"{one['kind']} {one['metadata']['name']}": one
     for file in sorted(K8S.glob("*.yaml"))
     if file.name != "kustomization.yaml"
+    for one in yaml.safe_load_all(file.read_text())
 }
-CRON_JOBS = ("compensate.yaml", "purge.yaml")
-WORKLOADS = ("relay.yaml", *CRON_JOBS)
+RELAY = "Deployment cdc-relay"
+COMPENSATE = "CronJob cdc-relay-compensate"
+PURGE = "CronJob cdc-relay-purge"
+CRON_JOBS = (COMPENSATE, PURGE)
+WORKLOADS = (RELAY, *CRON_JOBS)
 UNITS = sorted(file.name for file in SYSTEMD.glob("*.service"))
 
 
@@ -57,13 +63,13 @@ def test_manifests_are_valid(name: str, version: str) -> None:
 
 
 def test_the_schema_would_notice() -> None:
-    broken = {**OBJECTS["compensate.yaml"], "spec": {"schedul": "* * * * *"}}
+    broken = {**OBJECTS[COMPENSATE], "spec": {"schedul": "* * * * *"}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(broken, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_the_compensator_is_the_one_of_the_contract() -> None:
-    spec = OBJECTS["compensate.yaml"]["spec"]
+    spec = OBJECTS[COMPENSATE]["spec"]
     assert {key: value for key, value in spec.items() if key != "jobTemplate"} == {
         "schedule": "*/5 * * * *",
         "concurrencyPolicy": "Forbid",
@@ -71,15 +77,15 @@ def test_the_compensator_is_the_one_of_the_contract() -> None:
         "successfulJobsHistoryLimit": 3,
         "failedJobsHistoryLimit": 3,
     }
-    assert pod("compensate.yaml")["restartPolicy"] == "OnFailure"
-    assert container("compensate.yaml")["args"] == ["compensate", "--older-than", "10m", "--json"]
+    assert pod(COMPENSATE)["restartPolicy"] == "OnFailure"
+    assert container(COMPENSATE)["args"] == ["compensate", "--older-than", "10m", "--json"]
 
 
 def test_the_purge_runs_once_a_day() -> None:
-    spec = OBJECTS["purge.yaml"]["spec"]
+    spec = OBJECTS[PURGE]["spec"]
     assert re.fullmatch(r"\d+ \d+ \* \* \*", spec["schedule"])
     assert spec["concurrencyPolicy"] == "Forbid"
-    assert container("purge.yaml")["args"] == ["purge", "--older-than", "7d", "--json"]
+    assert container(PURGE)["args"] == ["purge", "--older-than", "7d", "--json"]
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -119,7 +125,7 @@ def test_resources_are_given(name: str) -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_services_of_the_cluster_do_not_become_settings(name: str) -> None:
-    """CDC_RELAY_SERVICE_HOST would be an unknown setting, and an error."""
+    """They would be passed over, but what is not there cannot be mistaken."""
     assert pod(name)["enableServiceLinks"] is False
 
 
@@ -132,39 +138,103 @@ def test_stops_have_time() -> None:
 
 
 def test_the_relay_has_a_standby_and_probes() -> None:
-    spec = OBJECTS["relay.yaml"]["spec"]
+    spec = OBJECTS[RELAY]["spec"]
     assert spec["replicas"] == 2
     assert spec["strategy"]["type"] == "RollingUpdate"
-    relay = container("relay.yaml")
+    relay = container(RELAY)
     assert relay["args"] == ["start", "--http", "0.0.0.0:8080"]
     assert relay["ports"] == [{"name": "http", "containerPort": 8080}]
     assert relay["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
     assert relay["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
 
 
-def test_settings_are_settings(tmp_path: Path) -> None:
-    settings = load(environ=OBJECTS["settings.yaml"]["data"])
-    secret = OBJECTS["secret.example.yaml"]
-    paths = [settings.database_password_file, settings.alerts_file]
-    for name in WORKLOADS:
-        assert container(name)["envFrom"] == [{"configMapRef": {"name": "cdc-relay"}}]
-        [mount, _tmp] = container(name)["volumeMounts"]
-        [volume, _] = pod(name)["volumes"]
-        assert volume["secret"]["secretName"] == secret["metadata"]["name"]
-        assert mount["name"] == volume["name"]
-        expected = [Path(mount["mountPath"]) / key for key in secret["stringData"]]
-        assert paths == expected
+def environment(name: str) -> dict[str, str]:
+    """What the ConfigMaps of a workload say together; later wins."""
+    variables: dict[str, str] = {}
+    for source in container(name)["envFrom"]:
+        variables |= OBJECTS[f"ConfigMap {source['configMapRef']['name']}"]["data"]
+    return variables
+
+
+def database(name: str) -> URL:
+    """As its settings have it, without the password of the file."""
+    return make_url(load(environ=environment(name)).database_url)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_settings_are_settings(name: str) -> None:
+    settings = load(environ=environment(name))
+    [mount, _tmp] = container(name)["volumeMounts"]
+    [volume, _] = pod(name)["volumes"]
+    assert mount["name"] == volume["name"]
+    secret = OBJECTS[f"Secret {volume['secret']['secretName']}"]
+    files = {Path(mount["mountPath"]) / key for key in secret["stringData"]}
+    wanted = {settings.database_password_file, settings.alerts_file}
+    assert files == (wanted - {settings.alerts_file} if name == PURGE else wanted)
+
+
+def test_the_purge_has_a_user_and_a_password_of_its_own() -> None:
+    """The relay's may not delete: `schema --grants --role relay`."""
+    assert database(RELAY).username == database(COMPENSATE).username == "relay"
+    assert database(PURGE) == database(RELAY).set(username="housekeeping")
+    volumes = [pod(name)["volumes"][0]["secret"]["secretName"] for name in WORKLOADS]
+    assert volumes == ["cdc-relay", "cdc-relay", "cdc-relay-purge"]
+    service, nightly = (
+        unit(f"{name}.service")["Service"] for name in ("cdc-relay", "cdc-relay-purge")
+    )
+    assert service["LoadCredential"] != nightly["LoadCredential"]
+    assert nightly["EnvironmentFile"] == "/etc/cdc-relay/purge.env"
+    operations = (ROOT / "docs" / "operations.md").read_text()
+    variable = re.search(r"> /etc/cdc-relay/purge.env\nCDC_RELAY_DATABASE_URL=(.*)\n", operations)
+    assert variable is not None
+    assert make_url(variable[1]).username == "housekeeping"
+
+
+def test_targets_of_alerts_are_read_from_the_secret(tmp_path: Path) -> None:
     alerts = tmp_path / "alerts"
-    alerts.write_text(secret["stringData"]["alerts"])
+    alerts.write_text(OBJECTS["Secret cdc-relay"]["stringData"]["alerts"])
     assert load(environ={}, flags={"alerts_file": str(alerts)}).alert_targets() == ()
 
 
 def test_no_secret_is_applied_by_accident() -> None:
     kustomization = yaml.safe_load((K8S / "kustomization.yaml").read_text())
-    there = {name for name in OBJECTS if name != "secret.example.yaml"}
-    assert set(kustomization["resources"]) == there
+    applied = [
+        f"{one['kind']} {one['metadata']['name']}"
+        for name in kustomization["resources"]
+        for one in yaml.safe_load_all((K8S / name).read_text())
+    ]
+    assert set(OBJECTS) - set(applied) == {"Secret cdc-relay", "Secret cdc-relay-purge"}
     assert kustomization["images"][0]["name"] == "cdc-relay"
-    assert "password" not in str(load(environ=OBJECTS["settings.yaml"]["data"]).database_url)
+    for name in WORKLOADS:
+        assert database(name).password is None
+
+
+def test_an_audit_has_room() -> None:
+    """About 80 bytes an event in temporary files; a pod beyond the limit is evicted."""
+    [tmp] = [one for one in pod(RELAY)["volumes"] if one["name"] == "tmp"]
+    assert tmp["emptyDir"] == {"sizeLimit": "1Gi"}
+
+
+def test_the_readme_shows_the_cron_job_as_it_is() -> None:
+    [shown] = re.findall(
+        r"```yaml\n(apiVersion.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    part = yaml.safe_load(shown)
+    assert part["spec"]["schedule"]
+    assert_part(part, OBJECTS[COMPENSATE])
+
+
+def assert_part(part: Any, whole: Any) -> None:
+    """Whatever the one says, the other says as well."""
+    if isinstance(part, dict):
+        for name, value in part.items():
+            assert_part(value, whole[name])
+    elif isinstance(part, list):
+        assert len(part) == len(whole)
+        for one, other in zip(part, whole, strict=True):
+            assert_part(one, other)
+    else:
+        assert part == whole
 
 
 # --- systemd --------------------------------------------------------------------------------
