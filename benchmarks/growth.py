@@ -22,7 +22,7 @@ _TRANSACTION: Final = 1_000
 
 
 def growth(place: Place, plan: Plan) -> list[Figure]:
-    """Exactly once without marks, one value of one thing after the other. A quarter of an hour."""
+    """Exactly once without marks, one value of one thing after the other: a quarter of an hour."""
     figures = []
     for rows in _ROWS:
         figures += _measure(place, f"{rows:,} rows", rows, 100_000, PARTITIONS)
