@@ -118,6 +118,10 @@ _HOLD_BYTES: Final = 4 * 1024 * 1024
 _crc32: Final = zlib.crc32
 _XID_TEXT: Final = re.compile(rb"X'([0-9A-Fa-f]*)',\s*X'([0-9A-Fa-f]*)',\s*(\d+)")
 _FILE_NAME: Final = re.compile(r"[^\0]+\.\d+")
+# What may stand before a statement: spaces, comments, the head of a comment that is executed.
+_LEADING: Final = re.compile(
+    rb"\A(?:\s+|/\*M?!\d*|/\*.*?\*/|--[^\n]*(?:\n|$)|#[^\n]*(?:\n|$))+", re.DOTALL
+)
 _DDL: Final = (b"CREATE", b"ALTER", b"DROP", b"RENAME", b"TRUNCATE")
 
 
@@ -174,7 +178,8 @@ class Decoder:
         self._tag = ""
         self._gno: i64 = 0
         self._maria: tuple[int, int, int] | None = None
-        self._savepoints: dict[str, int] = {}
+        # How many rows had come at each, and how many of them were held.
+        self._savepoints: dict[str, tuple[int, int]] = {}
         self._held: i64 = 0
         self._overflow = False
         self._xa_group = False
@@ -490,6 +495,8 @@ class Decoder:
         self._maria = None
         if self._savepoints:
             self._savepoints = {}
+        if self.dropped and not self._expected:
+            self.dropped = []
 
     def _recognise(self) -> None:
         """Whether the transaction that begins is the expected one. Where some of its rows are done
@@ -521,6 +528,7 @@ class Decoder:
             self._overflow = False
             self.done = 0
             self.given = 0
+        if self.dropped:
             self.dropped = []
         self._held = 0
         if self._gno:
@@ -589,12 +597,12 @@ class Decoder:
                 self._open = []
                 self._boundary()
         elif word.startswith(b"SAVEPOINT"):
-            self._savepoints[_folded(text[9:])] = self._count
+            self._savepoints[_folded(text[9:])] = (self._count, len(self._open))
         elif word.startswith(b"XA "):
             self._xa(text)
         else:
-            head = text[:200].lstrip().upper()
             if self._name in text.lower():
+                head = _LEADING.sub(b"", text, 1)[:20].upper()
                 if head.startswith(_DDL):
                     self._layouts.clear()
                     self._tables.clear()
@@ -610,13 +618,13 @@ class Decoder:
         if name not in self._savepoints:
             self._doubt(f"ROLLBACK TO {name}, a savepoint that is not known")
             return
-        first: i64 = self._savepoints[name]
-        self.dropped.append((first, self._count))
-        # Some of the rows may not be held any more.
-        del self._open[max(0, len(self._open) - (self._count - first)) :]
-        if not self._overflow:
-            self._count = first
+        first, held = self._savepoints[name]
+        # Rows keep their numbers, whatever was rolled back before them: where the transaction turns
+        # out to be too large to hold, the second reading counts them as they lie in the log.
+        while self.dropped and self.dropped[-1][0] >= first:
             self.dropped.pop()
+        self.dropped.append((first, self._count))
+        del self._open[held:]  # none is held any more where it is too large already
 
     def _doubt(self, reason: str) -> None:
         """What of the open rows stays is not known: the table knows, once it is committed."""

@@ -390,6 +390,34 @@ def test_a_table_without_transactions_in_a_transaction(
     assert mixed_source.read().keys == ["after", "m1", "m5", "last"]
 
 
+def test_what_was_rolled_back_in_a_transaction_too_large_to_hold(
+    mixed_source: SourceUnderTest,
+) -> None:
+    """The same, when the transaction is read twice: rollbacks stand in the log before, across and
+    behind the place where memory ends."""
+    payload = "x" * 900
+    keys = [[f"{part}-{number}" for number in range(3000)] for part in "abc"]
+    with mixed_source.session() as session:
+        session.run("BEGIN")
+        session.ins("first")
+        session.run("SAVEPOINT s")
+        session.ins("undone")
+        session.script("INSERT INTO audit VALUES ('x')", "ROLLBACK TO s")
+        session.bulk(keys[0], payload)
+        session.run("SAVEPOINT t")
+        session.bulk([f"undone-{number}" for number in range(3000)], payload)
+        session.script("INSERT INTO audit VALUES ('x')", "ROLLBACK TO t")
+        session.bulk(keys[1], payload)
+        session.run("SAVEPOINT u")
+        session.ins("undone")
+        session.script("INSERT INTO audit VALUES ('x')", "ROLLBACK TO u")
+        session.bulk(keys[2], payload)
+        session.run("COMMIT")
+        session.ins("last")
+    reading = mixed_source.read()
+    assert reading.keys == ["first", *keys[0], *keys[1], *keys[2], "last"]
+
+
 def test_a_table_without_transactions_is_no_outbox(shop: Harness) -> None:
     """Its rows would outlive a rollback."""
     engines = ["MyISAM", "Aria"] if shop.database.is_mariadb else ["MyISAM"]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import zstandard
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from cdc_relay.binlog.decoder import FULL, NOTHING, PAYLOAD, REREAD, STATUS
 from cdc_relay.binlog.packets import open_payload
@@ -111,6 +114,29 @@ def test_other_tables_and_other_operations_are_passed_over() -> None:
     log.xid()
     assert log.names == []
     assert log.shapes.asked == 1
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        " \n\t",
+        "/* ApplicationName=Some Tool */ ",
+        "-- changeset 7\n",
+        "# changeset 7\n-- and more\n /* x */",
+        "/*!50001 ",
+        "/*M!100100 ",
+    ],
+)
+def test_a_change_of_the_table_behind_a_comment(before: str) -> None:
+    log = Log()
+    log.transaction(1, (1, "a"))
+    log.gtid(2)
+    log.query(f"{before}ALTER TABLE outbox_event MODIFY x INT")
+    log.gtid(3)
+    log.query(f"{before}GRANT SELECT ON outbox_event TO somebody")
+    assert log.decoder.notices == {"ddl": 1}
+    log.transaction(4, (2, "b"))
+    assert log.shapes.asked == 2
 
 
 def test_version_one_row_events() -> None:
@@ -305,6 +331,68 @@ def test_a_large_prepared_transaction_is_held_as_keys() -> None:
 
 
 # --- transactions too large to hold ---------------------------------------------------------------
+
+
+def _walk(log: Log, steps: Sequence[str]) -> tuple[int, list[str]]:
+    """A transaction of inserts, savepoints and rollbacks to them; how its end stopped the decoder,
+    and what the server keeps of it."""
+    kept: list[str] = []
+    savepoints: list[tuple[str, int]] = []
+    log.gtid(1)
+    log.query("BEGIN")
+    log.table_map()
+    for number, step in enumerate(steps, 1):
+        verb, _, name = step.partition(" ")
+        here = [place for place, (one, _) in enumerate(savepoints) if one == name]
+        if verb == "insert":
+            log.write((number, f"k{number}"))
+            kept.append(f"k{number}")
+        elif verb == "save":
+            log.query(f"SAVEPOINT `{name}`")
+            for place in here:
+                del savepoints[place]
+            savepoints.append((name, len(kept)))
+        elif here:
+            log.query(f"ROLLBACK TO `{name}`")
+            del savepoints[here[0] + 1 :]
+            del kept[savepoints[-1][1] :]
+    return log.xid(), kept
+
+
+@given(
+    steps=st.lists(
+        st.sampled_from(["insert", "insert", "insert", "save a", "save b", "back a", "back b"]),
+        max_size=40,
+    ),
+    hold=st.integers(1, 1500),
+    before=st.integers(0, 2),
+)
+@example(["insert", "save a", "insert", "back a", *["insert"] * 5], 260, 0)
+@example(
+    ["insert", "save a", "insert", "back a", *["insert"] * 5, "save a", "insert", "back a"], 260, 0
+)
+def test_what_was_rolled_back_is_not_given_however_large_the_transaction(
+    steps: list[str], hold: int, before: int
+) -> None:
+    """In whatever order rollbacks come and memory ends, in one reading or two."""
+    log = Log(hold_bytes=hold)
+    for number in range(before):  # what it left behind is none of the next one's
+        log.gtid(number + 5)
+        log.query("BEGIN")
+        log.table_map()
+        log.query("SAVEPOINT `a`")
+        log.write((1, "gone"))
+        log.query("ROLLBACK TO `a`")
+        log.query("ROLLBACK")
+    stopped, kept = _walk(log, steps)
+    names = log.names
+    if stopped == REREAD:
+        assert names == []
+        again = Log(hold_bytes=hold)
+        again.decoder.expect(log.decoder.open_group(), 0, list(log.decoder.dropped))
+        _walk(again, steps)
+        names = again.names
+    assert names == kept
 
 
 def test_a_transaction_too_large_to_hold_is_read_again() -> None:
