@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from mypy_extensions import i64
 
 from cdc_relay.binlog.rows import Layout, UnreadRow, decode_rows
-from cdc_relay.errors import DecodeError
+from cdc_relay.errors import DecodeError, PositionLostError
 from cdc_relay.outbox import OutboxEvent
 from cdc_relay.position import GtidSet, MariaGtidPosition, file_number
 
@@ -221,7 +221,8 @@ class Decoder:
         self._in_payload = False
 
     def begin(self, file: str, offset: int, born: int = 0) -> None:
-        """Say where the dump starts: a boundary, in a file that was begun at ``born``."""
+        """Say where the dump starts: a boundary, in a file that was begun at ``born``; no ``file``
+        where only GTIDs tell, and another server has other files."""
         self.file = file
         self._offset = offset
         self.commit_file = file
@@ -751,7 +752,7 @@ class Decoder:
             if not self._in_transaction and self._offset > self.commit_offset:
                 self._here()
         elif kind == INCIDENT:
-            raise ValueError("the server reports lost events (INCIDENT)")
+            raise PositionLostError(f"{self.where()}: the server reports lost events (INCIDENT)")
         elif kind == EXECUTE_LOAD_QUERY:
             self._notice("statement")
         elif not _u16(buf, start + 17) & _IGNORABLE_FLAG:
@@ -821,9 +822,12 @@ class Decoder:
         if not made_up:
             if not self._in_transaction:
                 self._here()
-        elif self._offset == 4 and file_number(name) > file_number(self.commit_file):
-            # The file before ended without a rotate event: the server has crashed. (What was open
-            # at its end is dropped by the description that follows.)
+        elif not self.commit_file or (
+            self._offset == 4 and file_number(name) > file_number(self.commit_file)
+        ):
+            # Another server's log, whose place is not known before; or the file before ended
+            # without a rotate event: the server has crashed. (What was open at its end is dropped
+            # by the description that follows.)
             self._here()
 
 

@@ -182,12 +182,15 @@ class BinlogSource:
 
     def probe(self) -> None:
         """Begin a dump at the end of the log and end it again. Raises ``SourceError`` where the
-        user may not read the binlog: better before the first record than after a sweep."""
+        user may not read the binlog: better before the first record than after a sweep. Under a
+        server id of its own: a relay that stands by has that of the one at work, whose dump
+        MariaDB would end."""
         with contextlib.closing(open_connection(self._arguments, self._read_timeout)) as connection:
             server = inspect(connection)
             gtids, maria = self._check(server.position, server)
             with _unavailable(reading=True):
-                self._start(connection, server, server.position, gtids, maria)
+                probe_id = random_server_id()
+                self._start(connection, server, server.position, gtids, maria, probe_id)
             connection._sock.settimeout(self._read_timeout)
             packets = Packets(connection._sock, self._receive)
             packets.more()
@@ -313,13 +316,16 @@ class BinlogSource:
                 maria,
             )
             decoder.prepared = dict(start.prepared)
-            decoder.begin(start.file, start.offset, start.born)
+            if start.server == server.identity:
+                decoder.begin(start.file, start.offset, start.born)
+            else:
+                decoder.begin("", 0)
             if start.partial is not None:
                 known = self._again is not None and self._again[0] == start
                 decoder.expect(*start.partial, self._again[1] if known and self._again else None)
             self._again = None
             with _unavailable(reading=True):
-                self._start(connection, server, start, gtids, maria)
+                self._start(connection, server, start, gtids, maria, self._server_id)
             log.info("streaming", position=str(start), server=server.version)
             self._reading.found()
             base = Position(start.flavor, server.identity, start.file, start.offset)
@@ -374,6 +380,7 @@ class BinlogSource:
         start: Position,
         gtids: GtidSet | None,
         maria: MariaGtidPosition | None,
+        server_id: int,
     ) -> None:
         by_gtid = gtids is not None or maria is not None
         nanoseconds = int(self._heartbeat * 1e9)
@@ -394,20 +401,18 @@ class BinlogSource:
                 cursor.execute(
                     "SET @slave_uuid = %s, @replica_uuid = %s", (str(self._replica_uuid),) * 2
                 )
-        registration: bytes = ReportSlave("cdc-relay").encoded(self._server_id)  # type: ignore[no-untyped-call]
+        registration: bytes = ReportSlave("cdc-relay").encoded(server_id)  # type: ignore[no-untyped-call]
         self._command(connection, registration[4:], answer=True)
         if by_gtid and gtids is not None:
             data = gtids.encode()
             command = (
                 bytes([_COM_BINLOG_DUMP_GTID])
-                + pack("<HIIQI", _THROUGH_GTID, self._server_id, 0, 4, len(data))
+                + pack("<HIIQI", _THROUGH_GTID, server_id, 0, 4, len(data))
                 + data
             )
         else:
             file, offset = ("", 4) if by_gtid else (start.file, start.offset)
-            command = (
-                bytes([_COM_BINLOG_DUMP]) + pack("<IHI", offset, 0, self._server_id) + file.encode()
-            )
+            command = bytes([_COM_BINLOG_DUMP]) + pack("<IHI", offset, 0, server_id) + file.encode()
         self._command(connection, command, answer=False)
 
     @staticmethod

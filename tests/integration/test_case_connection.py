@@ -357,6 +357,23 @@ def test_two_readers_with_one_server_id(database: Database, harness: MakeHarness
         assert database.is_mariadb or relay.terminate() == 0
 
 
+def test_a_relay_that_stands_by_leaves_the_one_at_work_alone(
+    database: Database, harness: MakeHarness
+) -> None:
+    """Both have the server id that the settings give; only one may use it."""
+    shop = harness(database, SERVER_ID="777002")
+    relay = shop.relay()
+    expected = [shop.ins("a", {"n": 0})]
+    second = shop.spawn("start")
+    shop.until(lambda: "standing by" in second.text())
+    expected.append(shop.ins("a", {"n": 1}))
+    shop.wait_all_sent()
+    assert ids(shop) == expected
+    assert len(relay.logged("streaming")) == 1
+    for process in (second, relay):
+        assert process.terminate() == 0
+
+
 # --- dead and idle connections --------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cdc_relay.binlog.decoder import FULL, NOTHING, PAYLOAD, REREAD, STATUS
 from cdc_relay.binlog.packets import open_payload
 from cdc_relay.binlog.rows import INTEGER, Column, Layout, UnreadRow, decode_rows
-from cdc_relay.errors import DecodeError
+from cdc_relay.errors import DecodeError, PositionLostError
 from cdc_relay.outbox import OutboxEvent
 from tests.support.binlog import SID, Log, images
 from tests.support.corpus import FLAVORS, Corpus, packets
@@ -558,6 +558,21 @@ def test_rotation() -> None:
     assert place(log) == ("binlog.000003", log.offset)
 
 
+def test_another_servers_files_are_known_from_its_first_rotation() -> None:
+    """They may have lower numbers; a boundary is never the old file at the new server."""
+    log = Log(hold_bytes=100)
+    log.decoder.begin("", 0)
+    log.rotate("binlog.000001", made_up=True)
+    log.description(made_up=False)
+    log.gtid(1)
+    log.query("BEGIN")
+    log.table_map()
+    for number in range(5):
+        log.write((number, "k" * 60))
+    assert log.xid() == REREAD
+    assert place(log) == ("binlog.000001", 4)
+
+
 def test_a_made_up_rotation_moves_only_to_the_head_of_a_later_file() -> None:
     """The server sends one at the start of a dump, with whatever offset it was asked for."""
     log = Log()
@@ -605,8 +620,9 @@ def test_unknown_events() -> None:
     assert log.decoder.notices == {"event type 99": 1, "statement": 1}
 
 
-def test_an_incident_is_an_error() -> None:
-    with pytest.raises(DecodeError, match=r"binlog\.000001:\d+.*INCIDENT"):
+def test_an_incident_is_a_lost_position() -> None:
+    """Reading it again would end there again: what the log has lost is in the table."""
+    with pytest.raises(PositionLostError, match=r"binlog\.000001:\d+.*INCIDENT"):
         Log().add(26, b"\1\0")
 
 
