@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import MetaData, Table
 
 from cdc_relay.errors import EventTooLargeError
-from cdc_relay.outbox import DEFAULT_TABLE, SEQUENCE_TABLE, outbox_table
+from cdc_relay.outbox import DEFAULT_TABLE, SEQUENCE_TABLE, beside, outbox_table
 
 from . import trace
 from .ids import uuid7
@@ -133,7 +133,9 @@ class Outbox:
         self._limit = max_payload_bytes
         self._sequences: Sequences | None = None
         if sequences is not False:
-            self._sequences = Sequences(self._beside() if sequences is True else sequences)
+            self._sequences = Sequences(
+                beside(self._table, SEQUENCE_TABLE) if sequences is True else sequences
+            )
         self._insert = Insert(self._table, names)
         if self._sequences is not None and not self._insert.has_headers:
             raise ValueError(f"table {self._table.name} has no column headers for aggregate_seq")
@@ -216,11 +218,6 @@ class Outbox:
     async def add_all_async(self, target: AsyncTarget, events: Iterable[EventFields]) -> list[str]:
         """``add_all`` for an ``AsyncSession`` or ``AsyncConnection``."""
         return await run_sync(target, "outbox.add_all", lambda inner: self.add_all(inner, events))
-
-    def _beside(self) -> str:
-        """The sequence table's name, in the schema of the outbox table."""
-        schema = self._table.schema
-        return f"{schema}.{SEQUENCE_TABLE}" if schema else SEQUENCE_TABLE
 
     def _write_traced(self, target: Target, events: Sequence[EventFields], call: str) -> list[str]:
         """In one producer span; its context goes into the headers of events that bring none."""
