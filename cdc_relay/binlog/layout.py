@@ -110,7 +110,10 @@ _BLOB_PREFIX: Final = {
     "longtext": 4, "longblob": 4, "json": 4,
 }  # fmt: skip
 
-_UTF8: Final = ("utf8mb4", "utf8mb3", "utf8")
+# What a column with a reader has to be, for the reason why a row is read back.
+_LABELS: Final = "one of its labels"
+# Character sets whose bytes go on as they are.
+_PLAIN: Final = ("binary", "utf8mb4", "utf8mb3", "utf8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,9 @@ class MappedColumn:
     unsigned: bool | None = None
     """For numbers; None where the log does not tell (MariaDB by default)."""
     collation: int | None = None
-    """For strings; None where the log does not tell."""
+    """For strings, and for ENUM and SET; None where the log does not tell."""
+    labels: tuple[bytes, ...] | None = None
+    """Of an ENUM or SET, in its character set; None where the log does not tell."""
 
     @property
     def width(self) -> int:
@@ -224,17 +229,22 @@ def parse_table_map(shape: bytes, *, mariadb: bool) -> list[MappedColumn]:
     signs = _signs(optional.get(_SIGNEDNESS))
     text_types = _MARIA_STRINGS if mariadb else _MYSQL_STRINGS
     strings = sum(kind in text_types for kind, _ in columns)
-    collations = iter(_collations(optional, strings))
-    return [
-        MappedColumn(
-            kind,
-            meta,
-            next(names, None),
-            next(signs, None) if kind in _NUMBERS else None,
-            next(collations, None) if kind in text_types else None,
-        )
-        for kind, meta in columns
-    ]
+    labelled = sum(kind in (ENUM, SET) for kind, _ in columns)
+    collations = iter(_collations(optional, _DEFAULT_CHARSET, _COLUMN_CHARSET, strings))
+    enum_and_set = iter(_collations(optional, _LABELS_DEFAULT, _LABELS_COLUMN, labelled))
+    enums, sets = _labels(optional.get(_ENUM_LABELS)), _labels(optional.get(_SET_LABELS))
+    found: list[MappedColumn] = []
+    for kind, meta in columns:
+        name = next(names, None)
+        unsigned = next(signs, None) if kind in _NUMBERS else None
+        collation, labels = None, None
+        if kind in text_types:
+            collation = next(collations, None)
+        elif kind in (ENUM, SET):
+            collation = next(enum_and_set, None)
+            labels = next(enums if kind == ENUM else sets, None)
+        found.append(MappedColumn(kind, meta, name, unsigned, collation, labels))
+    return found
 
 
 def _string_meta(low: int, high: int) -> tuple[int, int]:
@@ -261,6 +271,10 @@ _SIGNEDNESS: Final = 1
 _DEFAULT_CHARSET: Final = 2
 _COLUMN_CHARSET: Final = 3
 _COLUMN_NAMES: Final = 4
+_SET_LABELS: Final = 5
+_ENUM_LABELS: Final = 6
+_LABELS_DEFAULT: Final = 10
+_LABELS_COLUMN: Final = 11
 
 # Columns that have a bit in the signs, and those that have an entry in the character sets.
 _NUMBERS: Final = frozenset((*_INTEGERS, YEAR, FLOAT, DOUBLE, NEWDECIMAL))
@@ -294,18 +308,33 @@ def _signs(value: bytes | None) -> Iterator[bool]:
             yield bool(byte >> place & 1)
 
 
-def _collations(optional: Mapping[int, bytes], strings: int) -> Sequence[int]:
-    """The collation of each string column: one for all with exceptions, or one for each."""
+def _labels(value: bytes | None) -> Iterator[tuple[bytes, ...]]:
+    """For each column the number of its labels, then the labels."""
+    pos = 0
+    while value is not None and pos < len(value):
+        count, pos = _length(value, pos)
+        labels: list[bytes] = []
+        for _ in range(count):
+            length, pos = _length(value, pos)
+            labels.append(value[pos : pos + length])
+            pos += length
+        yield tuple(labels)
+
+
+def _collations(
+    optional: Mapping[int, bytes], for_all: int, for_each: int, columns: int
+) -> Sequence[int]:
+    """The collation of each column: one for all with exceptions, or one for each."""
     numbers: list[int] = []
-    default = optional.get(_DEFAULT_CHARSET)
-    value = default if default is not None else optional.get(_COLUMN_CHARSET, b"")
+    default = optional.get(for_all)
+    value = default if default is not None else optional.get(for_each, b"")
     pos = 0
     while pos < len(value):
         number, pos = _length(value, pos)
         numbers.append(number)
     if default is None:
         return numbers
-    result = [numbers[0]] * strings
+    result = [numbers[0]] * columns
     for index, collation in zip(numbers[1::2], numbers[2::2], strict=True):
         result[index] = collation
     return result
@@ -403,24 +432,27 @@ def reading(
     elif kind == JSON and as_bytes:
         return Column(width, kind=rows.JSON)
     elif kind in (VARCHAR, VAR_STRING, BLOB, STRING) and column.data_type in _DATA_TYPES:
-        charset = column.charset
-        if logged.collation is not None:
-            charset = charsets.get(logged.collation, "unknown")
-        if charset in (None, "binary"):
-            if kind == STRING:
-                return Column(width, kind=rows.RAW_PADDED, argument=logged.meta)
+        charset = _charset(logged, column, charsets)
+        if charset == "binary" and kind == STRING:
+            return Column(width, kind=rows.RAW_PADDED, argument=logged.meta)
+        if charset in _PLAIN:
             return Column(width, kind=rows.RAW if as_bytes else rows.TEXT)
-        if charset in _UTF8:
-            return Column(width, kind=rows.RAW if as_bytes else rows.TEXT)
-        codec = codec_of(str(charset))
+        codec = codec_of(charset)
         if codec is not None:
             return Column(width, kind=rows.RAW_CODEC if as_bytes else rows.TEXT_CODEC, codec=codec)
         return Column(width, kind=rows.READ_BACK, codec=f"character set {charset}")
     elif not as_bytes:
-        text = reader_for(logged, column)
+        text = reader_for(logged, column, charsets)
         if text is not None:
-            return Column(width, kind=rows.READER, reader=text)
+            return Column(width, kind=rows.READER, codec=_LABELS, reader=text)
     return Column(width, kind=rows.READ_BACK, codec=f"type {column.column_type or kind}")
+
+
+def _charset(logged: MappedColumn, column: SchemaColumn, charsets: Mapping[int, str]) -> str:
+    """The character set by the log, or by the schema where the log does not tell."""
+    if logged.collation is not None:
+        return charsets.get(logged.collation, "unknown")
+    return column.charset or "binary"
 
 
 def reading_extra(
@@ -430,13 +462,15 @@ def reading_extra(
     plan = reading("payload", logged, column, charsets)
     # The log does not know of the zeros that SELECT prints before a number.
     if plan.kind == rows.READ_BACK and "zerofill" not in column.column_type.lower():
-        reader = reader_for(logged, column)
+        reader = reader_for(logged, column, charsets)
         if reader is not None:
-            return Column(logged.width, kind=rows.READER, reader=reader)
+            return Column(logged.width, kind=rows.READER, codec=_LABELS, reader=reader)
     return plan
 
 
-def reader_for(logged: MappedColumn, column: SchemaColumn) -> rows.Reader | None:
+def reader_for(
+    logged: MappedColumn, column: SchemaColumn, charsets: Mapping[int, str]
+) -> rows.Reader | None:
     """A reader of the column's text as SELECT prints it (a session in UTC), for the types that
     are not strings; None where the log alone cannot tell."""
     kind, meta = logged.type, logged.meta
@@ -459,7 +493,7 @@ def reader_for(logged: MappedColumn, column: SchemaColumn) -> rows.Reader | None
         if kind == FLOAT:
             return lambda buf, pos, _: values.float_text(unpack_from("<f", buf, pos)[0])
         return lambda buf, pos, _: values.double_text(unpack_from("<d", buf, pos)[0])
-    labels = column.labels
+    labels = _labels_of(logged, column, charsets)
     if kind == ENUM and labels:
         return lambda buf, pos, width: _enum(
             labels, int.from_bytes(buf[pos : pos + width], "little")
@@ -471,21 +505,41 @@ def reader_for(logged: MappedColumn, column: SchemaColumn) -> rows.Reader | None
     return None
 
 
-def _unsigned(buf: bytes, pos: int, width: int) -> int:
-    return int.from_bytes(buf[pos : pos + width], "little")
+def _labels_of(
+    logged: MappedColumn, column: SchemaColumn, charsets: Mapping[int, str]
+) -> Sequence[str]:
+    """The labels by the log: those of the schema may have been changed since. Without names in the
+    log there are no labels either, and the schema's have to do. Empty where they cannot be read."""
+    if logged.labels is None:
+        return column.labels
+    charset = _charset(logged, column, charsets)
+    codec = "utf-8" if charset in _PLAIN else codec_of(charset)
+    if codec is None:
+        return []
+    try:
+        return [label.decode(codec) for label in logged.labels]
+    except UnicodeDecodeError:
+        return []
 
 
 def _enum(labels: Sequence[str], number: int) -> str:
     """0 is the empty text that a lax SQL mode stores for an unknown label."""
     if number > len(labels):
-        raise ValueError(f"ENUM value {number} of {len(labels)}")
+        raise _no_label(number, labels)
     return labels[number - 1] if number else ""
 
 
 def _set(labels: Sequence[str], bits: int) -> str:
     if bits >> len(labels):
-        raise ValueError(f"SET value {bits:#x} of {len(labels)} labels")
+        raise _no_label(bits, labels)
     return ",".join(label for place, label in enumerate(labels) if bits >> place & 1)
+
+
+def _no_label(number: int, labels: Sequence[str]) -> UnicodeDecodeError:
+    """The schema has fewer labels now, and the log has none: as with text that cannot be decoded,
+    the row is read back."""
+    value = number.to_bytes(8, "little")
+    return UnicodeDecodeError("labels", value, 0, 8, f"number {number} of {len(labels)}")
 
 
 class LayoutResolver:

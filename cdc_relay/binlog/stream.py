@@ -231,26 +231,47 @@ class BinlogSource:
             raise DecodeError(f"{file}: no format description at its head")
 
     def _load_columns(self) -> list[SchemaColumn]:
-        with contextlib.closing(self._control()) as connection, connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT column_name, data_type, column_type, character_set_name, "
-                "character_octet_length, numeric_precision, numeric_scale, datetime_precision "
-                "FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
-                "ORDER BY ordinal_position",
-                (self._schema, self._table),
-            )
-            return [SchemaColumn(*row) for row in cursor.fetchall()]
+        found = self._select(
+            "SELECT column_name, data_type, column_type, character_set_name, "
+            "character_octet_length, numeric_precision, numeric_scale, datetime_precision "
+            "FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
+            "ORDER BY ordinal_position",
+            self._schema,
+            self._table,
+        )
+        return [SchemaColumn(*row) for row in found]
 
     def _load_charsets(self) -> dict[int, str]:
         """The character set of each collation, as the server numbers them."""
         if not self._charsets:
-            with contextlib.closing(self._control()) as connection, connection.cursor() as cursor:
-                cursor.execute(
-                    "SELECT id, character_set_name FROM information_schema.collations "
-                    "WHERE id IS NOT NULL AND character_set_name IS NOT NULL"
-                )
-                self._charsets = {int(number): str(name) for number, name in cursor.fetchall()}
+            view = "collations"
+            # MariaDB's collations that serve several character sets have a number for each, which
+            # stands here only. The view has no numbers on other servers.
+            pairs = "collation_character_set_applicability"
+            if self._select(
+                "SELECT 1 FROM information_schema.columns "
+                "WHERE table_schema = 'information_schema' AND table_name = %s "
+                "AND column_name = 'id'",
+                pairs,
+            ):
+                view = pairs
+            found = self._select(
+                f"SELECT id, character_set_name FROM information_schema.{view} "
+                "WHERE id IS NOT NULL AND character_set_name IS NOT NULL"
+            )
+            self._charsets = {int(number): str(name) for number, name in found}
         return self._charsets
+
+    def _select(self, sql: str, *values: object) -> Sequence[Any]:
+        """The rows of one statement, on a connection of its own."""
+        with (
+            contextlib.closing(self._control()) as connection,
+            _unavailable(),
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(sql, values or None)
+            found: Sequence[Any] = cursor.fetchall()
+            return found
 
     # --- reading -------------------------------------------------------------------------------
 

@@ -3,10 +3,12 @@ swapped away under the relay, columns that only the log shows, names that match 
 
 from __future__ import annotations
 
+import itertools
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -211,6 +213,29 @@ def test_rows_whose_place_another_row_has_now(source: SourceUnderTest) -> None:
     source.database.sql(f"TRUNCATE {source.table}")
     source.ins("c", "d", "e")
     assert source.read(start).keys == ["a", "b", "c", "d", "e"]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_question_about_the_schema_that_is_cut_off(
+    cut: int, source: SourceUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KILL, a failover: it is asked again, as everything is; the relay ended with exit code 1."""
+    start = source.position
+    source.ins("a")
+    made = source.source()
+    control = made._control
+    numbers = itertools.count(1)
+
+    def killed() -> Any:
+        connection = control()
+        if next(numbers) == cut:
+            source.database.sql(f"KILL {connection.thread_id()}")
+        return connection
+
+    monkeypatch.setattr(made, "_control", killed)
+    reading = source.read(start, source=made)
+    assert reading.keys == ["a"]
+    assert reading.reconnects == 1
 
 
 # --- columns that only the log shows --------------------------------------------------------------

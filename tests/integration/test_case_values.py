@@ -10,7 +10,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from cdc_relay.binlog.rows import UnreadRow
+from cdc_relay.outbox import OutboxEvent
 from dev.database import Database as DatabaseServer
+from dev.mariadb import MariaDB
 from tests.support.harness import Harness, Message
 from tests.support.source import SourceUnderTest
 from tests.support.sql import INSERT, Database, row
@@ -398,6 +401,91 @@ def test_unknown_labels_do_not_hide_a_row(level: str, own_database: Database) ->
             assert {event.event_type for event in events} == {"MADE"}
     finally:
         database.sql(f"SET GLOBAL binlog_row_metadata = {before}")
+
+
+def test_labels_that_were_changed_while_the_relay_was_away(own_database: Database) -> None:
+    """The log holds their numbers. Where it names its columns it has their labels, too, and those
+    count: by today's schema an order went out as an account."""
+    database = own_database
+    database.create_outbox()
+    [(before,)] = database.sql("SELECT @@global.binlog_row_metadata")
+    database.sql("SET GLOBAL binlog_row_metadata = FULL")
+    try:
+        database.close()
+        database.sql(
+            "ALTER TABLE outbox_event ADD goes_to ENUM('order', 'prüfung') CHARACTER SET latin1"
+            " NULL, ADD marks SET('ä', 'b') CHARACTER SET ucs2 NULL AFTER id"
+        )
+        settings = {"topic": "t-{marks}", "topic_column": "goes_to"}
+        with SourceUnderTest.on(database, **settings) as source:
+            columns = "goes_to, marks, event_id, aggregate_type, aggregate_id, event_type"
+            database.sql(
+                f"INSERT INTO outbox_event ({columns}) VALUES"
+                " ('order', 'ä,b', 'e1', 'o', 'k', 'M'), ('prüfung', 'b', 'e2', 'o', 'k', 'M')"
+            )
+            database.sql("DELETE FROM outbox_event WHERE event_id = 'e2'")
+            database.sql(
+                "ALTER TABLE outbox_event MODIFY goes_to ENUM('account', 'order', 'prüfung') NULL,"
+                " MODIFY marks SET('c', 'b', 'ä') CHARACTER SET utf8mb4 NULL"
+            )
+            extras = [sorted(event.extra) for event in source.read().events]
+            assert extras == [
+                sorted([b"order", "ä,b".encode()]),
+                [b"b", "prüfung".encode()],
+            ]
+    finally:
+        database.sql(f"SET GLOBAL binlog_row_metadata = {before}")
+        database.close()
+
+
+def test_a_label_that_no_longer_exists_ends_nothing(own_database: Database) -> None:
+    """At the default level the labels are today's; the row is read back, as far as it is there."""
+    database = own_database
+    database.create_outbox()
+    database.sql("ALTER TABLE outbox_event ADD goes_to ENUM('a', 'b', 'c') NULL")
+    with SourceUnderTest.on(database, topic_column="goes_to") as source:
+        columns = "goes_to, event_id, aggregate_type, aggregate_id, event_type"
+        for label in "ca":
+            database.sql(
+                f"INSERT INTO outbox_event ({columns}) VALUES (%s, UUID(), 'o', %s, 'M')",
+                (label, label),
+            )
+        database.sql("UPDATE outbox_event SET goes_to = 'b' WHERE goes_to = 'c'")
+        database.sql("ALTER TABLE outbox_event MODIFY goes_to ENUM('a', 'b') NULL")
+        first, second = source.read().rows
+        assert first == UnreadRow(1, "goes_to is not one of its labels: number 3 of 2")
+        assert isinstance(second, OutboxEvent)
+        assert second.extra == (b"a",)
+
+
+@pytest.mark.parametrize("level", ["NO_LOG", "MINIMAL", "FULL"])
+def test_collations_that_serve_several_character_sets(level: str, own_mariadb: MariaDB) -> None:
+    """MariaDB's default from 11.5 on: they have no number in information_schema.collations, and
+    every row had to be read back."""
+    with Database.create(own_mariadb.url()) as database:
+        database.create_outbox()
+        [(before,)] = database.sql("SELECT @@global.binlog_row_metadata")
+        database.sql(f"SET GLOBAL binlog_row_metadata = {level}")
+        try:
+            database.close()
+            database.sql(
+                "ALTER TABLE outbox_event CONVERT TO CHARACTER SET utf8mb4"
+                " COLLATE utf8mb4_uca1400_ai_ci"
+            )
+            database.sql(
+                "ALTER TABLE outbox_event"
+                " MODIFY event_type VARCHAR(128) COLLATE utf16_uca1400_swedish_as_cs NOT NULL,"
+                " ADD goes_to ENUM('a', 'ü') COLLATE utf8mb3_uca1400_ai_ci NOT NULL DEFAULT 'ü'"
+            )
+            with SourceUnderTest.on(database, topic_column="goes_to") as source:
+                source.ins("käse", "😥", payload={"t": "ü😥"})
+                events = source.read().events
+            assert [event.aggregate_id for event in events] == ["käse", "😥"]
+            assert {event.event_type for event in events} == {"CREATED"}
+            assert {event.payload for event in events} == {'{"t": "ü😥"}'.encode()}
+            assert {event.extra for event in events} == {("ü".encode(),)}
+        finally:
+            database.sql(f"SET GLOBAL binlog_row_metadata = {before}")
 
 
 def test_headers_that_no_record_can_carry_hold_up_their_aggregate_only(shop: Harness) -> None:

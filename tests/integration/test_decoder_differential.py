@@ -567,7 +567,11 @@ def columns_of(mariadb: bool) -> dict[str, tuple[str, Callable[[random.Random], 
     found["enum_many"] = (f"ENUM({enum(_MANY_LABELS)})", one_label(_MANY_LABELS))
     found["set_few"] = (f"SET({enum(_LABELS)})", some_labels(_LABELS))
     found["set_many"] = (f"SET({enum(_SET_LABELS)})", some_labels(_SET_LABELS))
-    found["enum_latin"] = ("ENUM('ä', 'ö') CHARACTER SET latin1", one_label(["ä", "ö"]))
+    for charset in ("latin1", "gbk", "ucs2", "utf16le", "utf32", "koi8r"):
+        letters = ["я", "д", "x"] if charset in ("gbk", "koi8r") else ["ä", "ö", "x"]
+        kinds = f"({enum(letters)}) CHARACTER SET {charset}"
+        found[f"enum_{charset}"] = (f"ENUM{kinds}", one_label(letters))
+        found[f"set_{charset}"] = (f"SET{kinds}", some_labels(letters))
     found["json"] = ("JSON", lambda chance: json.dumps({"k": [chance.random(), words(chance, 9)]}))
     found["point"] = ("POINT", lambda chance: None)
     if mariadb:
@@ -711,7 +715,7 @@ def compare_columns(source: SourceUnderTest, start: Any, level: str) -> int:
     compared = 0
     for image, row in zip(images, stored, strict=True):
         for logged, column, ours, theirs in zip(mapped, schema, image, row, strict=False):
-            assert same(logged, column, ours, theirs), (column, ours, theirs)
+            assert same(logged, column, charsets, ours, theirs), (column, ours, theirs)
             compared += 1
     return compared
 
@@ -728,7 +732,8 @@ def check_metadata(
         if logged.unsigned is not None:
             # YEAR has a sign, too: none.
             assert logged.unsigned == (column.unsigned or column.data_type == "year"), column
-        if logged.collation is not None and column.data_type in _TEXT_TYPES:
+        assert (logged.labels is not None) == (level == "FULL" and bool(column.labels))
+        if logged.collation is not None and (column.data_type in _TEXT_TYPES or column.labels):
             assert charsets[logged.collation] == column.charset, column
         elif logged.collation is not None:
             assert charsets[logged.collation] == "binary", column
@@ -752,13 +757,19 @@ def selected(database: Database, names: Sequence[str]) -> Sequence[Any]:
         return rows
 
 
-def same(logged: MappedColumn, column: SchemaColumn, ours: bytes | None, theirs: Any) -> Any:
+def same(
+    logged: MappedColumn,
+    column: SchemaColumn,
+    charsets: dict[int, str],
+    ours: bytes | None,
+    theirs: Any,
+) -> Any:
     """Whether the value of the log is the value of SELECT."""
     if ours is None or theirs is None:
         return ours is None and theirs is None
     if logged.type == JSON:
         return json_text(ours, 0, len(ours)) == theirs.encode()
-    reader = reader_for(logged, column)
+    reader = reader_for(logged, column, charsets)
     if reader is not None:
         return reader(b"??" + ours + b"??", 2, len(ours)) == theirs
     kind = column.data_type

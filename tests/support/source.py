@@ -156,12 +156,17 @@ class SourceUnderTest:
         sql = INSERT.format(table=self.table).replace("(event_id", "(id, event_id")
         self.database.sql(sql.replace("(%s", f"({row_id}, %s"), row(key))
 
-    def read(self, start: Position | None = None, timeout: float = 60) -> Reading:
+    def read(
+        self,
+        start: Position | None = None,
+        timeout: float = 60,
+        source: BinlogSource | None = None,
+    ) -> Reading:
         """Read from ``start``, by default from where the last reading ended, to the present end
-        of the log."""
-        source = self.source()
+        of the log. ``source``: a new one unless it is given."""
+        until = self.here()
+        source = source or self.source()
         start = start or self.position
-        until = source.inspect().position
         reading = Reading()
         last = start
         late = threading.Event()

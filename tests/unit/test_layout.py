@@ -141,6 +141,23 @@ def test_signs_stand_at_their_own_columns() -> None:
     ]  # fmt: skip
 
 
+def test_labels_stand_at_their_own_columns() -> None:
+    """Those of all ENUMs, those of all SETs, and the character sets of both in one list."""
+    types, metas = [254, 15, 254, 254], b"\xf7\1" + b"\5\0" + b"\xf8\1" + b"\xf7\1"
+    sets = bytes([5, 5, 2]) + b"\1x\1y"
+    enums = bytes([6, 9, 1]) + b"\2\xe4b" + bytes([2]) + b"\1c\1d"
+    charsets = bytes([2, 1, 46, 11, 3, 8, 28, 97])
+    for optional in (sets + enums + charsets, charsets + enums + sets):
+        mapped = parse_table_map(shape(types, metas, optional), mariadb=False)
+        assert [item.labels for item in mapped] == [
+            (b"\xe4b",), None, (b"x", b"y"), (b"c", b"d"),
+        ]  # fmt: skip
+        assert [item.collation for item in mapped] == [8, 46, 28, 97]
+    optional = sets + enums + bytes([10, 3, 8, 1, 28])
+    mapped = parse_table_map(shape(types, metas, optional), mariadb=False)
+    assert [item.collation for item in mapped] == [8, None, 28, 8]
+
+
 def test_unknown_fields_of_a_table_map_are_passed_over() -> None:
     optional = bytes([77, 3, 1, 2, 3]) + bytes([4, 6, 2]) + b"id" + b"\2nm" + bytes([12, 1, 0])
     mapped = parse_table_map(shape([8, 15], b"\5\0", optional), mariadb=False)
@@ -288,34 +305,50 @@ def test_the_sign_of_the_log_goes_before_that_of_the_schema(
     described = column("id", "bigint", column_type=kind)
     found = reading("id", MappedColumn(8, 0, unsigned=logged), described, {})
     assert found.argument == int(not unsigned)
-    reader = reader_for(MappedColumn(8, 0, unsigned=logged), described)
+    reader = reader_for(MappedColumn(8, 0, unsigned=logged), described, {})
     assert reader is not None
     assert reader(b"\xff" * 8, 0, 8) == (str(2**64 - 1) if unsigned else "-1")
+
+
+def test_the_labels_of_the_log_go_before_those_of_the_schema() -> None:
+    described = column("c", "enum", column_type="enum('account','order')", charset="utf8mb4")
+    for labels, collation, text in (
+        ((b"order", b"\xe4"), 8, ["", "order", "ä"]),
+        ((b"order", "ä".encode()), 46, ["", "order", "ä"]),
+        (None, None, ["", "account", "order"]),
+    ):
+        logged = MappedColumn(247, 1, collation=collation, labels=labels)
+        reader = reader_for(logged, described, _CHARSETS)
+        assert reader is not None
+        assert [reader(bytes([n]), 0, 1) for n in range(3)] == text
+    for labels, collation in (((b"order",), 97), ((b"order",), 999), ((b"\xe4",), 46)):
+        logged = MappedColumn(247, 1, collation=collation, labels=labels)
+        assert reader_for(logged, described, _CHARSETS) is None
 
 
 def test_labels() -> None:
     described = column("c", "enum", column_type=r"enum('a','b''c','d\\e','f\nb','','ü,x')")
     assert described.labels == ["a", "b'c", "d\\e", "f\nb", "", "ü,x"]
-    reader = reader_for(MappedColumn(247, 1), described)
+    reader = reader_for(MappedColumn(247, 1), described, {})
     assert reader is not None
     assert [reader(bytes([n]), 0, 1) for n in range(4)] == ["", "a", "b'c", "d\\e"]
-    with pytest.raises(ValueError, match="ENUM value 7 of 6"):
+    with pytest.raises(ValueError, match="number 7 of 6"):
         reader(b"\7", 0, 1)
     several = reader_for(
-        MappedColumn(248, 2), column("c", "set", column_type="set('a','b','c','d')")
+        MappedColumn(248, 2), column("c", "set", column_type="set('a','b','c','d')"), {}
     )
     assert several is not None
     assert [several(bytes([n, 0]), 0, 2) for n in (0, 1, 10, 15)] == ["", "a", "b,d", "a,b,c,d"]
-    with pytest.raises(ValueError, match="SET value"):
+    with pytest.raises(ValueError, match="number 16 of 4"):
         several(b"\x10\0", 0, 2)
     assert column("c", "int", column_type="int('x')").labels == []
-    assert reader_for(MappedColumn(247, 1), column("c", "enum", column_type="")) is None
+    assert reader_for(MappedColumn(247, 1), column("c", "enum", column_type=""), {}) is None
 
 
 def test_what_has_no_text_of_its_own() -> None:
     for kind, schema in ((16, "bit"), (15, "varchar"), (255, "point"), (4, "float")):
         described = column("c", schema, scale=2)
-        assert reader_for(MappedColumn(kind, 4), described) is None
+        assert reader_for(MappedColumn(kind, 4), described, {}) is None
 
 
 # --- character sets -------------------------------------------------------------------------------
