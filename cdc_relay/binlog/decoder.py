@@ -182,6 +182,7 @@ class Decoder:
         self._savepoints: dict[str, tuple[int, int]] = {}
         self._held: i64 = 0
         self._overflow = False
+        self._looked_up = False
         self._xa_group = False
         # A transaction too large to hold is read twice: once to learn its outcome, then, known to
         # be committed, to give its rows out as they come.
@@ -441,6 +442,7 @@ class Decoder:
             decode_rows(buf, pos, end, layout, self._open)
         else:
             self._open += self._resolver.doubtful(layout, buf, pos, end)
+            self._looked_up = True
         self._count += len(self._open) - before
         self._held += end - pos
         if self._overflow:
@@ -556,7 +558,9 @@ class Decoder:
         self._in_transaction = False
         self.commits += 1
         self._here()
-        if len(self.rows) >= self._batch_rows:
+        if self._looked_up or len(self.rows) >= self._batch_rows:
+            # Looking rows up takes long: what is known is handed on before the next ones.
+            self._looked_up = False
             self.stopped = FULL
 
     def _here(self) -> None:

@@ -661,12 +661,12 @@ class LayoutResolver:
 
     def _row_in(self, image: Sequence[bytes | None]) -> OutboxEvent | None:
         """The row of the table whose key and event id are among the values."""
-        for value in image:
-            if value is not None and 0 < len(value) <= 8:
-                row = self._find(int.from_bytes(value, "little"))
-                if row is not None and row.event_id.encode() in image:
-                    self._patience = _VISIBLE_WITHIN_S
-                    return row
+        numbers = [value for value in image if value is not None and 0 < len(value) <= 8]
+        for number in dict.fromkeys(int.from_bytes(value, "little") for value in numbers):
+            row = self._find(number)
+            if row is not None and row.event_id.encode() in image:
+                self._patience = _VISIBLE_WITHIN_S
+                return row
         return None
 
     def _tries(self) -> Iterator[None]:

@@ -262,6 +262,13 @@ class BinlogSource:
             self._charsets = {int(number): str(name) for number, name in found}
         return self._charsets
 
+    def _look_up(self, row_id: int) -> OutboxEvent | None:
+        """The row of the table. A backlog of rows in doubt takes many of these, with nothing read
+        in between: each is a sign of life."""
+        row = self._find(row_id)
+        self._reading.heard = time.monotonic()
+        return row
+
     def _select(self, sql: str, *values: object) -> Sequence[Any]:
         """The rows of one statement, on a connection of its own."""
         with (
@@ -323,7 +330,7 @@ class BinlogSource:
             resolver = LayoutResolver(
                 self._load_columns,
                 self._load_charsets,
-                self._find,
+                self._look_up,
                 self._columns,
                 self._extras,
                 mariadb=server.flavor == "mariadb",
