@@ -128,10 +128,15 @@ class Parking:
         self._close_all(self._blocked(None, None))
 
     def _close_all(self, found: Sequence[Aggregate]) -> None:
-        """Close these aggregates; where there are more than the look could name, their types."""
+        """Close these aggregates; where there are more than one look can name, type by type, and
+        as a whole those types that have too many by themselves."""
         if len(found) > _MOST_AGGREGATES:
             for kind in self._store.failing_types():
-                self.close(kind, None)
+                of_type = self._store.failing(_MOST_AGGREGATES + 1, kind)
+                if len(of_type) > _MOST_AGGREGATES:
+                    self.close(kind, None)
+                else:
+                    self._close_all(of_type)
         else:
             for aggregate in found:
                 self.close(*aggregate)
@@ -257,11 +262,8 @@ class Parking:
                 return None
         kind, key = aggregate
         # What the database takes for equal (A and a, a and "a ") are keys of their own to Kafka.
-        blocked = {
-            name
-            for type_, name in self._blocked(kind, key)
-            if type_ == kind and key in (None, name)
-        }
+        dead = self._blocked(kind, key)
+        blocked = {name for type_, name in dead if type_ == kind and key in (None, name)}
         waits = self._due(aggregate, state, blocked, owed)
         if waits:
             # Those that are still pending; what does not fit into memory comes at the next turn.
@@ -270,7 +272,8 @@ class Parking:
         if key is not None:
             return None if blocked else []
         # Nothing of the type can be sent now: what waits for its own reasons waits alone.
-        if len(blocked) > _MOST_AGGREGATES or not self._has_room(kind, blocked):
+        most = max(len(dead), len(blocked))  # of the dead no more than so many were named
+        if most > _MOST_AGGREGATES or not self._has_room(kind, blocked):
             return None
         for name in sorted(blocked):
             self._add(kind, name, _State(time.monotonic() + self._pause(_LOOK_AGAIN_S)))

@@ -236,14 +236,16 @@ class Relay:
     def _gather(self) -> list[Batch]:
         """Everything that waits; waits a little when nothing does. Nothing while too much is owed,
         or held where nothing is marked: both stand in every checkpoint."""
-        if self._parking.full:
-            if not self._full:
-                log.error("too many rows wait behind refused ones: the relay reads no further")
+        full = self._parking.full
+        if full:
             self._vitals.waiting = "for refused rows: too many wait behind them"
-        elif self._full:
-            self._vitals.waiting = ""
-        self._full = self._parking.full
-        if self._full or self._marker.owed_count >= self._most_owed:
+        if full != self._full:
+            self._full = full
+            if full:
+                log.error("too many rows wait behind refused ones: the relay reads no further")
+            else:
+                self._vitals.waiting = ""
+        if full or self._marker.owed_count >= self._most_owed:
             time.sleep(0.01)
             return []
         return self._hand_over.take(_TICK_S / 2)

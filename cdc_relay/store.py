@@ -595,10 +595,13 @@ class Store:
         which, parameters = _which(event_ids)
         return self._update(f"DELETE FROM {self._table} WHERE status = {DEAD}{which}", parameters)
 
-    def failing(self, limit: int) -> list[Aggregate]:
-        """Return aggregates that must wait: those with a row on the ladder or, where dead rows
-        block, with a dead one."""
-        found = self._read(f"SELECT {_DISTINCT_AGGREGATES}{self._failing} LIMIT {int(limit)}")
+    def failing(self, limit: int, aggregate_type: str | None = None) -> list[Aggregate]:
+        """Return aggregates, of all types or one, that must wait: those with a row on the ladder
+        or, where dead rows block, with a dead one."""
+        of_type, parameters = _of(aggregate_type, None)
+        found = self._read(
+            f"SELECT {_DISTINCT_AGGREGATES}{self._failing}{of_type} LIMIT {int(limit)}", parameters
+        )
         return [_aggregate(row[:2]) for row in found]
 
     def failing_types(self) -> list[str]:
@@ -613,7 +616,7 @@ class Store:
         """Where the rows are that make their aggregates wait."""
         condition = f"(status = {PENDING} AND {self._has_failed})"
         if self._on_dead == "block":
-            condition += f" OR status = {DEAD}"
+            condition = f"({condition} OR status = {DEAD})"
         hint = self._shape.force_index("status", "next_retry_time")
         return f" FROM {self._table}{hint} WHERE {condition}"
 
@@ -732,24 +735,24 @@ class Store:
         if self._on_dead == "release":
             return "FALSE", ""
         # The same bytes: what the database takes for equal are different keys to Kafka.
-        exactly = " AND ".join(
-            f"CAST(dead.{name} AS BINARY) = CAST(outbox.{name} AS BINARY)"
-            for name in ("aggregate_type", "aggregate_id")
-        )
-        by_aggregate = self._shape.force_index("status", "aggregate_type", "aggregate_id")
+        names = ("aggregate_type", "aggregate_id")
+        by_aggregate = self._shape.force_index("status", *names)
         if by_aggregate:
+            same = "".join(
+                f" AND dead.{name} = outbox.{name}"
+                f" AND CAST(dead.{name} AS BINARY) = CAST(outbox.{name} AS BINARY)"
+                for name in names
+            )
             return (
                 f"EXISTS (SELECT 1 FROM {self._table} AS dead{by_aggregate}"
-                f" WHERE dead.status = {DEAD} AND dead.aggregate_type = outbox.aggregate_type"
-                f" AND dead.aggregate_id = outbox.aggregate_id AND {exactly}"
-                " AND dead.id < outbox.id)"
+                f" WHERE dead.status = {DEAD}{same} AND dead.id < outbox.id)"
             ), ""
         # Without that index the table would be walked for each row: once for all instead.
-        names = "CAST(aggregate_type AS BINARY), CAST(aggregate_id AS BINARY)"
+        bytes_ = ", ".join(f"CAST({name} AS BINARY) AS {name}" for name in names)
+        same = " AND ".join(f"dead.{name} = CAST(outbox.{name} AS BINARY)" for name in names)
         return "dead.id IS NOT NULL", (
-            " LEFT JOIN (SELECT MIN(aggregate_type) AS aggregate_type,"
-            f" MIN(aggregate_id) AS aggregate_id, MIN(id) AS id FROM {self._table}"
-            f" WHERE status = {DEAD} GROUP BY {names}) AS dead ON {exactly} AND dead.id < outbox.id"
+            f" LEFT JOIN (SELECT {bytes_}, MIN(id) AS id FROM {self._table}"
+            f" WHERE status = {DEAD} GROUP BY 1, 2) AS dead ON {same} AND dead.id < outbox.id"
         )
 
     def _fitting(self, reason: str) -> str:

@@ -252,8 +252,9 @@ class Outbox:
             self._refuse_too_large(rows, room)
             room = min(room, _INSERT_SIZE)
         chunks = list(_chunks(rows, room))
-        # One INSERT is all or nothing by itself.
-        with savepoint(inside, _SAVEPOINT) if len(chunks) > 1 else nullcontext():
+        # One INSERT is all or nothing by itself, but for the numbers of several events.
+        several = len(chunks) > 1 or (self._sequences is not None and len(rows) > 1)
+        with savepoint(inside, _SAVEPOINT) if several else nullcontext():
             if self._sequences is not None:
                 self._number(self._sequences, inside, rows)
             for chunk in chunks:

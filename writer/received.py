@@ -80,7 +80,10 @@ class DeadLetters:
         deadline = time.monotonic() + self._timeout_s
         value = message.value()
         error = self._sent(message, value, headers, deadline)
-        if isinstance(error, KafkaError) and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        if isinstance(error, KafkaError) and error.code() in (
+            KafkaError.MSG_SIZE_TOO_LARGE,
+            KafkaError.RECORD_LIST_TOO_LARGE,
+        ):
             # Empty, as None would be a tombstone to whoever reads it.
             headers.append(("dead_letter_value_left_out", b"%d" % len(value or b"")))
             error = self._sent(message, b"", headers, deadline)

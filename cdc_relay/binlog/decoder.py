@@ -193,6 +193,7 @@ class Decoder:
         """Rows of the expected transaction that are not wanted again."""
         self._count: i64 = 0
         self.dropped: list[tuple[int, int]] = []
+        self.doubted: i64 = 0  # so many rows from the first on are the table's to judge
         """Rows of the too large transaction that it rolled back to a savepoint, by number."""
         self.given: i64 = 0
         """Rows of the open, known transaction that were given out already."""
@@ -230,14 +231,18 @@ class Decoder:
         self.commit_offset = offset
         self.commit_born = born
 
-    def expect(self, group: str, done: int, dropped: list[tuple[int, int]] | None) -> None:
+    def expect(
+        self, group: str, done: int, dropped: list[tuple[int, int]] | None, doubted: int = 0
+    ) -> None:
         """Say that the transaction ``group`` comes next and that ``done`` of its rows are not
-        wanted again. ``dropped`` (rows it rolled back to a savepoint) where it was read before and
-        is known to be committed, else None."""
+        wanted again. ``dropped`` (rows it rolled back to a savepoint) and ``doubted`` (so many of
+        its first rows are the table's to judge) where it was read before and is known to be
+        committed, else None."""
         self._expected = group
         self.done = done
         self._expected_known = dropped is not None
         self.dropped = dropped or []
+        self.doubted = doubted
 
     def take(self) -> list[OutboxEvent | UnreadRow]:
         """Return the committed rows and start a new list."""
@@ -472,7 +477,9 @@ class Decoder:
         number: i64 = self.given
         for row in self._open:
             if number >= self.done and not self._is_dropped(number):
-                self.rows.append(row)
+                self.rows.append(
+                    row if number >= self.doubted else UnreadRow(row.id, "an unknown savepoint")
+                )
             number += 1
         self.given = number
         self.size += self._held
@@ -498,8 +505,8 @@ class Decoder:
         self._maria = None
         if self._savepoints:
             self._savepoints = {}
-        if self.dropped and not self._expected:
-            self.dropped = []
+        if not self._expected:
+            self._forget_rollbacks()
 
     def _recognise(self) -> None:
         """Whether the transaction that begins is the expected one. Where some of its rows are done
@@ -509,7 +516,7 @@ class Decoder:
             self._overflow = not self._known and self.done > 0
         else:
             self.done = 0
-            self.dropped = []
+            self._forget_rollbacks()
         self._expected = ""
 
     def _commit(self) -> None:
@@ -531,8 +538,7 @@ class Decoder:
             self._overflow = False
             self.done = 0
             self.given = 0
-        if self.dropped:
-            self.dropped = []
+        self._forget_rollbacks()
         self._held = 0
         if self._gno:
             if (
@@ -562,6 +568,11 @@ class Decoder:
             # Looking rows up takes long: what is known is handed on before the next ones.
             self._looked_up = False
             self.stopped = FULL
+
+    def _forget_rollbacks(self) -> None:
+        if self.dropped:
+            self.dropped = []
+        self.doubted = 0
 
     def _here(self) -> None:
         """The running place is a boundary."""
@@ -633,8 +644,7 @@ class Decoder:
 
     def _doubt(self, reason: str) -> None:
         """What of the open rows stays is not known: the table knows, once it is committed."""
-        if self._overflow:
-            raise ValueError(reason)
+        self.doubted = self._count
         keys: list[OutboxEvent | UnreadRow] = []
         for row in self._open:
             keys.append(UnreadRow(row.id, reason))

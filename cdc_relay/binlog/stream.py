@@ -167,7 +167,7 @@ class BinlogSource:
         self._stopped = threading.Event()
         self._connection: Connection | None = None
         self._reading = reading or Reading()
-        self._again: tuple[Position, list[tuple[int, int]]] | None = None
+        self._again: tuple[Position, list[tuple[int, int]], int] | None = None
 
     # --- the schema and the server ---------------------------------------------------------------
 
@@ -349,8 +349,10 @@ class BinlogSource:
             else:
                 decoder.begin("", 0)
             if start.partial is not None:
-                known = self._again is not None and self._again[0] == start
-                decoder.expect(*start.partial, self._again[1] if known and self._again else None)
+                if self._again is not None and self._again[0] == start:
+                    decoder.expect(*start.partial, *self._again[1:])
+                else:
+                    decoder.expect(*start.partial, None)
             self._again = None
             with _unavailable(reading=True):
                 self._start(connection, server, start, gtids, maria, self._server_id)
@@ -485,7 +487,7 @@ class BinlogSource:
                 if stopped == REREAD:
                     place = self._position(decoder, base)
                     group = place.inside(decoder.open_group(), int(decoder.done))
-                    self._again = (group, list(decoder.dropped))
+                    self._again = (group, list(decoder.dropped), int(decoder.doubted))
                     return
                 if stopped == NOTHING and not packets.has_whole():
                     break

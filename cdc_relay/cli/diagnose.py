@@ -92,11 +92,12 @@ def _picture(settings: Settings) -> Picture:
         passed = last_pass(settings, timeout=5.0) or {}
     except SinkError as error:
         return replace(picture, kafka_error=str(error))
+    polls = last is not None and last.source == "polling"  # and so has no place in the log
     return replace(
         picture,
         members=alive,
         checkpoint_age_s=_age(last.time if last is not None else None),
-        behind=last is None or end is None or not last.position.reached(end),
+        behind=not polls and (last is None or end is None or not last.position.reached(end)),
         pass_age_s=_age(passed.get("time")),
         pass_error=str(passed.get("error") or ""),
     )

@@ -24,8 +24,6 @@ from cdc_relay.housekeeping.rows import STATUS_NAMES, Take
 from cdc_relay.signals import stop_on_signal
 
 _PROGRESS_S: Final = 2.0
-# By how much the clocks of relay, database and clean-up may differ.
-_CLOCKS_S: Final = 600.0
 
 log: Any = structlog.get_logger(__name__)
 
@@ -143,22 +141,23 @@ class Run:
         return f"of that age stay {left}; {self._batches} batches in {self._took:.1f} s{stopped}"
 
 
-def _kept_since(settings: Settings) -> float | None:
-    """Since when rows stay whatever their age: a relay that comes back over them asks the table
-    whether they were sent, and sends again what it does not find."""
+def _kept(settings: Settings) -> tuple[float | None, float]:
+    """Since when, in seconds since 1970, rows stay whatever their age, and how old they are now: a
+    relay that comes back over them asks the table whether they were sent, and sends again what it
+    does not find."""
     if not settings.kafka_bootstrap or settings.mark == "none":
-        return None
-    from cdc_relay.kafka.passes import sent_ahead_since
+        return None, 0.0
+    from cdc_relay.kafka.passes import CLOCKS_S, sent_ahead_since
 
     since = sent_ahead_since(settings)
-    if since is not None:
-        log.warning(
-            "rows that were sent after the relay's last checkpoint stay: it has still to come "
-            "over them, and would send again what is gone; start it, or cdc-relay position set "
-            "--current",
-            since=datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds"),
-        )
-    return since
+    if since is None:
+        return None, 0.0
+    log.warning(
+        "rows stay that the relay has still to come over: it would send again what is gone; start "
+        "it, or cdc-relay position set --current",
+        sent_since=datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds"),
+    )
+    return since, time.time() - since + CLOCKS_S
 
 
 @contextmanager
@@ -174,9 +173,8 @@ def run(settings: Settings, older_than_s: float, *, dead: bool, max_lag_s: float
         for replica in replicas:
             stack.callback(replica.dispose)
         pace = Pace(pool, stop, replicas, max_lag_s)
-        kept_since = _kept_since(settings)
-        if kept_since is not None:
-            older_than_s = max(older_than_s, time.time() - kept_since + _CLOCKS_S)
+        kept_since, kept_s = _kept(settings)
+        older_than_s = max(older_than_s, kept_s)
         work = Run(pool, shape, OldRows(pool, shape, older_than_s, dead=dead), pace, stop)
         work.kept_since = kept_since
         yield work

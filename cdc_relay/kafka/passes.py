@@ -28,6 +28,8 @@ from cdc_relay.router import Record
 log: Any = structlog.get_logger(__name__)
 
 _KEY: Final = b"pass"
+# By how much the clocks of relay, database and clean-up may differ.
+CLOCKS_S: Final = 600.0
 _TIMEOUT_S: Final = 10.0
 
 
@@ -65,13 +67,19 @@ def last_pass(settings: Settings, timeout: float = 15.0) -> dict[str, Any] | Non
 
 def sent_ahead_since(settings: Settings, shard: int = 0) -> float | None:
     """Return since when, in seconds since 1970, rows may have been sent that the relay's stream has
-    still to come over (by a pass while the relay was away, by a sweep); None where there are none.
-    The stream asks the table about them, so they must not go before. Raises ``SinkError``."""
+    still to come over; None where there are none. The stream asks the table about them, so they
+    must not go before. Raises ``SinkError``.
+
+    A relay in doubt (after a sweep, a retry, another's pass) may have any of them before it: 0.
+    Behind its last checkpoint are those that a pass has sent since, while it was away.
+    """
     last = read_last(settings, shard)
     if last is None or last.source == "polling":
         return None
+    doubt = last.doubtful_until
+    if last.sweeping or (doubt is not None and not last.position.passed(doubt)):
+        return 0.0
     word = read_fallback(settings)
-    ends = (last.doubtful_until, word.position if word is not None else None)
-    if not last.sweeping and all(end is None or last.position.passed(end) for end in ends):
-        return None
-    return last.time
+    # A word from before the checkpoint was taken over when the relay's term began.
+    since = word is not None and word.time > last.time - CLOCKS_S
+    return last.time if word and since and not last.position.passed(word.position) else None

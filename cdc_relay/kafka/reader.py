@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
+import structlog
 from confluent_kafka import (
     OFFSET_END,
     TIMESTAMP_CREATE_TIME,
@@ -19,7 +20,9 @@ from confluent_kafka import (
 
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkUnavailableError
-from cdc_relay.kafka.client import base_config, create, final, sink_error
+from cdc_relay.kafka.client import base_config, create, final, sink_error, text
+
+log: Any = structlog.get_logger(__name__)
 
 _BATCH: Final = 5_000
 
@@ -48,6 +51,7 @@ class Reader:
         """``timeout``: the longest silence of the brokers that is waited for."""
         self._settings = settings
         self._timeout = timeout
+        self._trouble = ""  # what was said last that may pass
         self._consumer: Any = create(
             Consumer,
             {
@@ -93,7 +97,8 @@ class Reader:
                 deadline = time.monotonic() + self._timeout
             elif waiting and time.monotonic() > deadline:
                 raise SinkUnavailableError(
-                    f"no answer from Kafka within {self._timeout:g} s: are the brokers up?"
+                    f"no answer from Kafka within {self._timeout:g} s: "
+                    + (self._trouble or "are the brokers up?")
                 )
 
     def follow(self, topics: Sequence[str], since_ms: int | None) -> Iterator[list[Read]]:
@@ -145,6 +150,9 @@ class Reader:
                 ended((message.topic(), message.partition()))
             elif final(error):
                 raise sink_error(error, self._settings, f"cannot read {message.topic()}")
+            elif self._trouble != (trouble := f"{message.topic()}: {text(error)}"):
+                self._trouble = trouble
+                log.warning("waiting for Kafka", reason=trouble)
         return batch
 
     @contextmanager

@@ -235,6 +235,7 @@ class TransactionalSink:
             self._queue(checkpoint, going_on)
         except KafkaException as error:
             if error.args[0].code() in RECORD_FAULTS:  # trying again does not make it smaller
+                self._abort(going_on)  # what is open would hold up the topics' readers
                 raise refused_checkpoint(checkpoint, text(error)) from None
             raise
 

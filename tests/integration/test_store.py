@@ -428,6 +428,23 @@ def test_more_dead_rows_than_can_be_named_are_not_overtaken(
         database.sql("UPDATE outbox_event SET status = 0 WHERE aggregate_id = 'k5'")
 
 
+def test_only_a_type_that_has_too_many_by_itself_is_closed_as_a_whole(
+    database: Database, make_store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be opened at the next look, and closed again, for ever."""
+    monkeypatch.setattr("cdc_relay.parking._MOST_AGGREGATES", 3)
+    database.create_outbox()
+    for kind, many in (("a", 3), ("b", 2), ("c", 4)):
+        for number in range(many):
+            database.sql(INSERT.format(table="outbox_event"), row(f"k{number}", {}, kind=kind))
+    database.sql("UPDATE outbox_event SET status = 2, retry_count = 11")
+    parking = Parking(make_store(), "block")
+    for _ in range(2):
+        parking.learn()
+        one_by_one = {("a", "k0"), ("a", "k1"), ("a", "k2"), ("b", "k0"), ("b", "k1")}
+        assert set(parking.closed()) == one_by_one | {("c", None)}
+
+
 def test_a_time_that_a_service_sets_itself_is_no_failure(
     database: Database, make_store: Callable[..., Store]
 ) -> None:

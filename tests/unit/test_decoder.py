@@ -359,6 +359,30 @@ def _walk(log: Log, steps: Sequence[str]) -> tuple[int, list[str]]:
     return log.xid(), kept
 
 
+@pytest.mark.parametrize("hold", [60, 200, 10_000])
+def test_an_unknown_savepoint_in_a_transaction_that_is_read_twice(hold: int) -> None:
+    """The table knows, in whatever order that and the end of memory come."""
+
+    def play(log: Log) -> int:
+        log.gtid(1)
+        log.query("BEGIN")
+        log.table_map()
+        log.write((1, "a"))
+        log.write((2, "b"))
+        log.query("ROLLBACK TO `where`")
+        for number in range(3, 7):
+            log.write((number, f"k{number}"))
+        return log.xid()
+
+    log = Log(hold_bytes=hold)
+    if play(log) == REREAD:
+        dropped, doubted = list(log.decoder.dropped), int(log.decoder.doubted)
+        group, log = log.decoder.open_group(), Log(hold_bytes=hold)
+        log.decoder.expect(group, 0, dropped, doubted)
+        play(log)
+    assert log.names == ["#1", "#2", "k3", "k4", "k5", "k6"]
+
+
 @given(
     steps=st.lists(
         st.sampled_from(["insert", "insert", "insert", "save a", "save b", "back a", "back b"]),
