@@ -273,6 +273,8 @@ def test_add_all_is_all_or_nothing(database: Database, outbox: Outbox, connectio
     outbox.add(connection, **EVENT, event_type="before")
     with pytest.raises(Exception, match="Duplicate entry"):
         outbox.add_all(connection, three_statements())
+    with pytest.raises(Exception, match="Duplicate entry"):
+        outbox.add_all(connection, [{**EVENT, "event_type": "one", "event_id": "twice"}] * 2)  # type: ignore[list-item]
     outbox.add_all(connection, [*three_statements()[:-1], {**EVENT, "event_type": "after"}])  # type: ignore[typeddict-item]
     connection.commit()
     found = rows(database)
