@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -83,6 +84,17 @@ def seconds(value: object) -> float:
 
 Seconds = Annotated[float, BeforeValidator(seconds), Field(ge=0, le=315_360_000)]
 PositiveSeconds = Annotated[float, BeforeValidator(seconds), Field(ge=0.01, le=315_360_000)]
+
+
+def _within(least: float, most: float) -> AfterValidator:
+    """What the Kafka client takes: anything else would end the relay with a line of its own."""
+
+    def check(value: float) -> float:
+        if not least <= value <= most:
+            raise ValueError(f"{value:.10g} s is not between {least:.10g} s and {most:.10g} s")
+        return value
+
+    return AfterValidator(check)
 
 
 _ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/@]*)):(\d{1,5})")
@@ -173,10 +185,10 @@ class Settings(BaseModel):
     on_dead: Literal["block", "release"] = Field(
         "block", description="Whether a dead row keeps its aggregate blocked."
     )
-    session_timeout: Seconds = Field(
+    session_timeout: Annotated[Seconds, _within(1, 300)] = Field(
         6.0, description="Silence after which a relay is replaced by a standby."
     )
-    transaction_timeout: Seconds = Field(
+    transaction_timeout: Annotated[Seconds, _within(1, 2_147_483)] = Field(
         15.0, description="Longest Kafka transaction; a killed relay holds readers up this long."
     )
     shards: int = Field(

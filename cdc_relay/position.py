@@ -78,6 +78,12 @@ class GtidSet:
                 merged.append((start, end))
         intervals[:] = merged
 
+    def add(self, other: Self) -> None:
+        """Add the transactions of another set."""
+        for (sid, tag), intervals in other._sources.items():
+            for first, stop in intervals:
+                self.add_range(sid, tag, first, stop)
+
     def contains(self, other: Self) -> bool:
         """Whether every transaction of ``other`` is in this set."""
         for source, intervals in other._sources.items():

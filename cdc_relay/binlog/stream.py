@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import socket
 import ssl
 import threading
@@ -29,9 +30,16 @@ from pymysqlreplication.binlogstream import ReportSlave
 
 from cdc_relay.binlog.decoder import (
     FORMAT_DESCRIPTION,
+    HEARTBEAT,
+    HEARTBEAT_V2,
+    MARIA_BINLOG_CHECKPOINT,
+    MARIA_GTID_LIST,
+    MARIA_START_ENCRYPTION,
     NOTHING,
     PAYLOAD,
+    PREVIOUS_GTIDS,
     REREAD,
+    ROTATE,
     SPANNING,
     STATUS,
     TRANSACTION_PAYLOAD,
@@ -59,10 +67,26 @@ _COM_REGISTER_SLAVE: Final = 0x15
 _COM_BINLOG_DUMP: Final = 0x12
 _COM_BINLOG_DUMP_GTID: Final = 0x1E
 _THROUGH_GTID: Final = 0x04
+_NOT_FURTHER: Final = 0x01  # an end-of-file packet at the end of the log, where others wait
+_EOF: Final = 0xFE
+# Events that a dump sends before those at the place where it begins.
+_BEFORE_THE_PLACE: Final = (
+    ROTATE,
+    FORMAT_DESCRIPTION,
+    HEARTBEAT,
+    HEARTBEAT_V2,
+    PREVIOUS_GTIDS,
+    MARIA_BINLOG_CHECKPOINT,
+    MARIA_GTID_LIST,
+    MARIA_START_ENCRYPTION,
+)
 _READ_SIZE: Final = 256 * 1024
 _TLS_RECORD: Final = 16 * 1024
 _TLS_READ_SIZE: Final = 128 * 1024
 _LOOK_AT_LEAST_S: Final = 2.0
+_SHORT_FILE: Final = 50_000
+"""Events of a file that is read once more for its GTIDs, at most."""
+_GTID_NEXT: Final = re.compile(r"GTID_NEXT= '([^']+)'")
 
 # Server errors that end a dump and mean that the position is gone, not the server (error 1236,
 # ER_SOURCE_FATAL_ERROR_READING_BINLOG, carries every such case in its text).
@@ -87,6 +111,8 @@ _LOST_WORDS: Final = (
     "bogus data in log event",
     "event too small",
     "exceeded max_allowed_packet",
+    # GTIDs were switched on before the relay had read what was committed without.
+    "cannot replicate anonymous transaction",
 )
 _CONFLICT_WORDS: Final = ("same server_uuid", "same server_id", "same server id")
 
@@ -180,22 +206,29 @@ class BinlogSource:
         with contextlib.closing(self._control()) as connection:
             return inspect(connection)
 
-    def probe(self) -> None:
-        """Begin a dump at the end of the log and end it again. Raises ``SourceError`` where the
-        user may not read the binlog: better before the first record than after a sweep. Under a
-        server id of its own: a relay that stands by has that of the one at work, whose dump
-        MariaDB would end."""
+    def probe(self, start: Position | None = None) -> None:
+        """Begin a dump, at the end of the log unless ``start`` is given, and end it again. Raises
+        ``SourceError`` where the user may not read the binlog (better before the first record than
+        after a sweep), and what ``batches`` would raise for a start that the server cannot
+        serve. Under a server id of its own: a relay that stands by has that of the one at work,
+        whose dump MariaDB would end."""
         with contextlib.closing(open_connection(self._arguments, self._read_timeout)) as connection:
             server = inspect(connection)
-            gtids, maria = self._check(server.position, server)
+            start = start or server.position
+            gtids, maria = self._check(start, server)
             with _unavailable(reading=True):
                 probe_id = random_server_id()
-                self._start(connection, server, server.position, gtids, maria, probe_id)
+                self._start(connection, server, start, gtids, maria, probe_id, _NOT_FURTHER)
             connection._sock.settimeout(self._read_timeout)
             packets = Packets(connection._sock, self._receive)
-            packets.more()
-            if packets.buf[4] != 0:
-                self._status(packets.whole())
+            kind = ROTATE
+            while kind in _BEFORE_THE_PLACE:
+                packet = packets.whole()
+                if packet[0] == _EOF:
+                    return
+                if packet[0] != 0:
+                    self._status(packet)
+                kind = packet[5]
 
     def current(self) -> Position:
         """The end of the server's binlog now."""
@@ -375,9 +408,9 @@ class BinlogSource:
         by_gtid = start.gtids is not None and server.gtid
         if start.server == server.identity:
             if start.is_far and not by_gtid:
-                raise SourceError(
+                raise PositionLostError(
                     f"position {start.file}:{start.offset} lies beyond 4 GiB, where the protocol "
-                    "cannot start by offset; with gtid_mode=ON the relay resumes by GTID instead"
+                    "cannot start by offset; with gtid_mode=ON, positions are resumed by GTID"
                 )
             # GTIDs do not tell: after RESET they are given anew from 1.
             if start.is_beyond(server.position):
@@ -399,9 +432,43 @@ class BinlogSource:
                 f"the checkpoint is from server {start.server}, this is {server.identity}, and "
                 "without GTIDs a file and offset mean nothing on another server"
             )
-        # Where GTIDs were switched on since the checkpoint, file and offset go on to serve: a set
-        # that begins in the middle would ask for everything before it again.
-        return None, None
+        # GTIDs may have been switched on since.
+        return self._gtids_at(start), None
+
+    def _gtids_at(self, place: Position) -> GtidSet | None:
+        """The transactions before ``place``, where it was reached without GTIDs and they are on
+        now: those that the head of its file lists, those that the file holds before the place, and
+        those that were purged. None where they are off, where the file holds an anonymous
+        transaction (it could not be served to whoever asks by GTIDs), and where it is long or is
+        not the one being written, so that later ones might: another file will do.
+
+        Nothing anonymous comes later: GTIDs are found to be on before the file is looked at.
+        Source: MySQL manual, "GTID Format and Storage" and "Enabling GTID Transactions Online"."""
+        gtids = GtidSet()
+        try:
+            with contextlib.closing(self._control()) as connection, connection.cursor() as cursor:
+                server = inspect(connection)
+                if server.flavor != "mysql" or not server.gtid:
+                    return None
+                if (place.server, place.file) != (server.identity, server.position.file):
+                    return None
+                cursor.execute("SELECT @@global.gtid_purged")
+                gtids.add(GtidSet(str(cursor.fetchone()[0])))
+                cursor.execute(f"SHOW BINLOG EVENTS IN %s LIMIT {_SHORT_FILE:d}", (place.file,))
+                events = cursor.fetchall()
+        except (SourceError, pymysql.MySQLError) as error:
+            log.debug("the GTIDs before the position are not known", reason=str(error))
+            return None
+        kinds = {str(kind) for _, _, kind, *_ in events}
+        if len(events) == _SHORT_FILE or "Anonymous_Gtid" in kinds or "Previous_gtids" not in kinds:
+            return None
+        for _, offset, kind, _, _, text in events:
+            if kind == "Previous_gtids":
+                gtids.add(GtidSet(str(text)))
+            elif offset < place.offset and (next_ := _GTID_NEXT.search(str(text))) is not None:
+                gtids.add(GtidSet(next_[1]))
+        log.info("the position has GTIDs from here on", position=f"{place.file}:{place.offset}")
+        return gtids
 
     def _start(
         self,
@@ -411,6 +478,7 @@ class BinlogSource:
         gtids: GtidSet | None,
         maria: MariaGtidPosition | None,
         server_id: int,
+        flags: int = 0,
     ) -> None:
         by_gtid = gtids is not None or maria is not None
         nanoseconds = int(self._heartbeat * 1e9)
@@ -437,12 +505,13 @@ class BinlogSource:
             data = gtids.encode()
             command = (
                 bytes([_COM_BINLOG_DUMP_GTID])
-                + pack("<HIIQI", _THROUGH_GTID, server_id, 0, 4, len(data))
+                + pack("<HIIQI", _THROUGH_GTID | flags, server_id, 0, 4, len(data))
                 + data
             )
         else:
             file, offset = ("", 4) if by_gtid else (start.file, start.offset)
-            command = bytes([_COM_BINLOG_DUMP]) + pack("<IHI", offset, 0, server_id) + file.encode()
+            place = pack("<IHI", offset, flags, server_id)
+            command = bytes([_COM_BINLOG_DUMP]) + place + file.encode()
         self._command(connection, command, answer=False)
 
     @staticmethod
@@ -465,6 +534,7 @@ class BinlogSource:
         """Read large chunks, feed them, hand on what is committed."""
         last_given = time.monotonic()
         watch = _Watch(self.current, base, max(self._heartbeat, _LOOK_AT_LEAST_S))
+        file = base.file
         sock.settimeout(self._read_timeout)
         packets = Packets(sock, self._receive)
         while not self._stopped.is_set():
@@ -491,6 +561,10 @@ class BinlogSource:
                     return
                 if stopped == NOTHING and not packets.has_whole():
                     break
+            if decoder.commit_file != file:
+                file = decoder.commit_file
+                if base.flavor == "mysql" and decoder.gtids is None:
+                    decoder.gtids = self._gtids_at(self._position(decoder, base))
             watch.look(decoder.file, decoder.offset())
 
     def _payload(self, packets: Packets, decoder: Decoder, base: Position) -> Iterator[Batch]:
@@ -578,7 +652,7 @@ class BinlogSource:
         return b"".join(parts)
 
     def _status(self, packet: bytes) -> NoReturn:
-        if packet[0] == 0xFE:
+        if packet[0] == _EOF:
             raise SourceUnavailableError("the server ended the stream")
         if packet[0] != 0xFF:
             raise DecodeError(f"a packet that starts with {packet[0]:#x}")

@@ -9,6 +9,7 @@ import click
 import pymysql
 from pymysql.constants import ER
 
+from cdc_relay.binlog.probe import probe
 from cdc_relay.binlog.stream import inspect
 from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
 from cdc_relay.config import Settings
@@ -18,7 +19,7 @@ from cdc_relay.kafka import checkpoints
 from cdc_relay.kafka.checkpoints import Checkpoint, UnreadableCheckpointError
 from cdc_relay.kafka.owed import NOTHING_OWED
 from cdc_relay.owner import SHARD, write_checkpoint
-from cdc_relay.position import GtidSet, Position, file_number
+from cdc_relay.position import Position, file_number
 
 
 @click.group("position", help="Show or set the position from which the relay goes on.")
@@ -68,6 +69,7 @@ def set_(
             server = inspect(connection)
             position = _wanted(server.position, current, gtids, file, offset)
             _check(connection, position, server.position)
+        probe(settings, position)
     finally:
         pool.dispose()
     last = _last(settings)
@@ -112,7 +114,8 @@ def _wanted(
 
 
 def _check(connection: Any, position: Position, end: Position) -> None:
-    """Raise for a position that the server cannot start from."""
+    """Raise for what cannot be a position of this server; that it can be served from there is the
+    server's to say."""
     if position.gtids is not None:
         try:
             executed = end.reached(position)
@@ -120,12 +123,6 @@ def _check(connection: Any, position: Position, end: Position) -> None:
             raise ConfigError(f"--gtids: {error}") from None
         if not executed:
             raise ConfigError("--gtids: the server has not executed all of these transactions")
-        if position.flavor == "mysql":  # MariaDB tells only when it is asked for the log
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT @@global.gtid_purged")
-                purged = GtidSet(str(cursor.fetchone()[0]))
-            if not GtidSet(position.gtids).contains(purged):
-                raise PositionLostError(f"--gtids: transactions after it are purged ({purged})")
     else:
         with connection.cursor() as cursor:
             cursor.execute("SHOW BINARY LOGS")

@@ -97,7 +97,7 @@ def _database(
                 yield from check_grants(connection, settings, server)
             yield from check_table(connection, settings)
             if logged:
-                yield from check_position(connection, settings, server, last)
+                yield from check_position(settings, server, last)
             try:
                 shape = describe_table(connection, settings)
             except (ConfigError, SourceError):

@@ -10,13 +10,12 @@ from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
 
-from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
-
 import cdc_relay
+from cdc_relay.binlog.probe import probe
 from cdc_relay.config import Settings
 from cdc_relay.doctor.finding import Finding
 from cdc_relay.doctor.server import Server
+from cdc_relay.errors import PositionLostError, SourceError
 from cdc_relay.kafka.checkpoints import Checkpoint
 
 
@@ -90,60 +89,69 @@ def check_members(members: int, settings: Settings) -> Finding:
 
 
 def check_position(
-    connection: Connection, settings: Settings, server: Server, last: Checkpoint | None
+    settings: Settings, server: Server, last: Checkpoint | None
 ) -> Iterator[Finding]:
-    """Whether the server can still serve the checkpoint's position."""
-    if last is None:
-        yield Finding(
-            "relay", "position", "ok", "no checkpoint yet: the first start sweeps the table"
-        )
+    """Whether the server can still serve the checkpoint's position, by its own word."""
+    if last is None or last.source == "polling":
+        text = "no position yet: the first start sweeps the table"
+        yield Finding("relay", "position", "ok", text)
         return
-    kept = server.number("binlog_expire_logs_seconds")
-    age = max(0.0, time.time() - last.time)
-    if not _is_purged(connection, server, last):
-        if kept and age > kept / 2:
-            yield Finding(
-                "relay",
-                "position",
-                "warning",
-                f"the checkpoint is {age:.0f} s old and binlogs are kept for {kept} s: it is about "
-                "to be lost",
-                (server.set("binlog_expire_logs_seconds", str(max(7 * 86_400, 4 * int(age)))),),
-                "sql",
-            )
-        else:
-            yield Finding("relay", "position", "ok", f"{last.position} is in the binlog")
-        return
+    try:
+        probe(settings, last.position)
+    except PositionLostError as error:
+        yield _lost(settings, error)
+    except SourceError as error:
+        text = f"the relay cannot go on at {last.position}: {error}"
+        yield Finding("relay", "position", "failure", text, code=error.exit_code)
+    else:
+        yield from _held(server, last)
+
+
+def _lost(settings: Settings, error: PositionLostError) -> Finding:
     if settings.mark == "none":
-        yield Finding(
+        return Finding(
             "relay",
             "position",
             "failure",
-            f"the binlog no longer reaches back to {last.position}, and with mark = none the table "
-            "does not tell what was sent: compare first (cdc-relay audit), then go on at the end",
+            f"the position is lost: {error}; with mark = none the table does not tell what was "
+            "sent: compare first (cdc-relay audit), then go on at the end",
             ("cdc-relay position set --current",),
             "shell",
             code=5,
         )
-    else:
+    return Finding(
+        "relay",
+        "position",
+        "warning",
+        f"the position is lost: {error}; the next start sweeps the pending rows of the table and "
+        "goes on; nothing is lost",
+        ("cdc-relay start",),
+        "shell",
+    )
+
+
+def _held(server: Server, last: Checkpoint) -> Iterator[Finding]:
+    kept = server.kept_s()
+    age = max(0.0, time.time() - last.time)
+    if kept and age > kept / 2:
         yield Finding(
             "relay",
             "position",
             "warning",
-            f"the binlog no longer reaches back to {last.position}: the next start sweeps the "
-            "pending rows of the table and goes on; nothing is lost",
-            ("cdc-relay start",),
-            "shell",
+            f"the checkpoint is {age:.0f} s old and binlogs are kept for {kept:.0f} s: it is about "
+            "to be lost",
+            (server.keep(max(7 * 86_400, 4 * int(age))),),
+            "sql",
         )
-
-
-def _is_purged(connection: Connection, server: Server, last: Checkpoint) -> bool:
-    position = last.position
-    try:
-        if position.gtids is not None and not server.maria:
-            sql = "SELECT GTID_SUBSET(@@global.gtid_purged, %s)"
-            return not int(connection.exec_driver_sql(sql, (position.gtids,)).scalar_one())
-        files = [row[0] for row in connection.exec_driver_sql("SHOW BINARY LOGS")]
-    except DBAPIError:
-        return False  # the grants' lines say what is missing
-    return bool(position.file) and position.file not in files
+    else:
+        yield Finding("relay", "position", "ok", f"{last.position} is in the binlog")
+    if last.position.gtids is None and server.get("gtid_mode") == "ON":
+        yield Finding(
+            "relay",
+            "gtids",
+            "warning",
+            "gtid_mode is ON, but the checkpoint has no GTIDs yet: after a failover to a replica "
+            "it means nothing there; a running relay takes them from the next binlog file on",
+            ("FLUSH BINARY LOGS;",),
+            "sql",
+        )

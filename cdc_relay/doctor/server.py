@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from cdc_relay.binlog.stream import BinlogSource, random_server_id
+from cdc_relay.binlog.probe import probe
 from cdc_relay.columns import Columns
 from cdc_relay.config import Settings
-from cdc_relay.database import connect_arguments, is_mariadb, quote, seen_columns
+from cdc_relay.database import is_mariadb, quote, seen_columns
 from cdc_relay.doctor.finding import Finding, How, Level, literal
 from cdc_relay.errors import SourceError
 from cdc_relay.outbox import marked_columns
 
 _DAY_S: Final = 86_400
 _WEEK_S: Final = 7 * _DAY_S
+# RDS for MySQL takes no more; Aurora would.
+_RDS_MOST_HOURS: Final = 168
 # A batch of marks is about 350 kB of SQL; the server refuses a longer statement than this.
 _LEAST_PACKET: Final = 1 << 20
 _SKEW_S: Final = 2.0
@@ -37,6 +39,11 @@ class Server(NamedTuple):
     """Global variables by lower-case name."""
     skew_s: float
     """By how much its clock is ahead of ours."""
+    rds: bool = False
+    """Whether it is one of Amazon RDS, which purges binlogs by a retention of its own."""
+    rds_hours: int | None = None
+    """That retention; 0 where binlogs go as soon as RDS needs them no longer, None where it is not
+    known."""
 
     def get(self, name: str) -> str:
         """A variable in upper case, empty where the server does not have it."""
@@ -53,6 +60,25 @@ class Server(NamedTuple):
         """The statement that sets a variable for good (MariaDB: until the next restart)."""
         return f"SET {'GLOBAL' if self.maria else 'PERSIST'} {name} = {value};"
 
+    def kept_s(self) -> float | None:
+        """For how long it keeps a binlog; infinity where none is purged by age, None where that is
+        not known."""
+        if self.rds:
+            return None if self.rds_hours is None else self.rds_hours * 3600.0
+        seconds = self.number("binlog_expire_logs_seconds")
+        if not seconds and self.maria:
+            seconds = int(float(self.variables.get("expire_logs_days") or 0) * _DAY_S)
+        if not seconds or self.get("binlog_expire_logs_auto_purge") == "OFF":
+            return math.inf
+        return float(seconds)
+
+    def keep(self, seconds: float) -> str:
+        """The statement that has it keep binlogs for so long."""
+        if self.rds:
+            hours = min(math.ceil(seconds / 3600), _RDS_MOST_HOURS)
+            return f"CALL mysql.rds_set_configuration('binlog retention hours', {hours});"
+        return self.set("binlog_expire_logs_seconds", str(int(seconds)))
+
 
 def ask(connection: Connection) -> Server:
     """Ask the server who it is and how it is set."""
@@ -67,7 +93,24 @@ def ask(connection: Connection) -> Server:
     ).scalar_one()
     skew = int(now) / 1e6 - (before + time.time()) / 2
     account = f"{literal(user)}@{literal(host)}"
-    return Server(is_mariadb(connection), variables.get("version", ""), account, variables, skew)
+    rds, hours = _rds(connection, variables)
+    maria = is_mariadb(connection)
+    return Server(maria, variables.get("version", ""), account, variables, skew, rds, hours)
+
+
+def _rds(connection: Connection, variables: Mapping[str, str]) -> tuple[bool, int | None]:
+    """Whether the server is one of Amazon RDS, and for how many hours it keeps binlogs. By their
+    directory they are known to every account, by the table to those that may read it.
+
+    Source: Amazon RDS and Aurora User Guides, "mysql.rds_set_configuration" (NULL, the default:
+    binlogs are not retained).
+    """
+    sql = "SELECT value FROM mysql.rds_configuration WHERE name = 'binlog retention hours'"
+    try:
+        row = connection.exec_driver_sql(sql).first()
+    except DBAPIError:
+        return variables.get("basedir", "").startswith("/rdsdbbin/"), None
+    return True, int((row and row[0]) or 0)
 
 
 def check_server(
@@ -148,23 +191,8 @@ def _refused(connection: Connection, statement: str) -> str:
 
 
 def _dump_refused(settings: Settings) -> str:
-    schema, table = settings.schema_and_table()
-    # A server id of its own: the one that is set may be a living relay's.
-    source = BinlogSource(
-        connect_arguments(settings),
-        schema,
-        table,
-        {},
-        server_id=random_server_id(),
-        replica_uuid=uuid.uuid4(),
-        heartbeat=settings.heartbeat,
-        read_timeout=settings.read_timeout,
-        batch_rows=1,
-        idle_interval=1.0,
-        find=lambda _: None,
-    )
     try:
-        source.probe()
+        probe(settings)
     except SourceError as error:
         return str(error) if "may not read the binlog" in str(error) else ""
     return ""
@@ -310,24 +338,30 @@ def _durability(server: Server) -> Finding:
 
 
 def _retention(server: Server) -> Finding:
-    seconds = server.number("binlog_expire_logs_seconds")
-    if not seconds and server.maria:
-        seconds = int(float(server.variables.get("expire_logs_days") or 0) * _DAY_S)
-    if not seconds or server.get("binlog_expire_logs_auto_purge") == "OFF":
+    kept = server.kept_s()
+    if kept is None:
+        return _found(
+            "binlog_retention",
+            "warning",
+            "this is Amazon RDS, which purges binlogs by a retention of its own (at once, by "
+            f"default), and {server.account} may not read it: see that it is a day at least",
+            ("CALL mysql.rds_show_configuration;", server.keep(_WEEK_S)),
+        )
+    if kept == math.inf:
         return _found("binlog_retention", "ok", "binlogs are never purged: watch the disk")
-    if seconds >= _DAY_S:
-        return _found("binlog_retention", "ok", f"binlogs are kept for {seconds / _DAY_S:g} days")
+    if kept >= _DAY_S:
+        return _found("binlog_retention", "ok", f"binlogs are kept for {kept / _DAY_S:g} days")
     return _found(
         "binlog_retention",
         "warning",
-        f"binlogs are kept for {seconds} s: a relay that is down for longer loses its position",
-        (server.set("binlog_expire_logs_seconds", str(_WEEK_S)),),
+        f"binlogs are kept for {kept:g} s: a relay that is down for longer loses its position",
+        (server.keep(_WEEK_S),),
     )
 
 
 def _gtid(server: Server) -> Finding:
     if server.maria or server.get("gtid_mode") == "ON":
-        return _found("gtid_mode", "ok", "the position survives a failover to a replica")
+        return _found("gtid_mode", "ok", "positions survive a failover to a replica")
     steps = ("OFF_PERMISSIVE", "ON_PERMISSIVE", "ON")
     mode = server.get("gtid_mode")
     remaining = steps[steps.index(mode) + 1 :] if mode in steps else steps
@@ -335,7 +369,8 @@ def _gtid(server: Server) -> Finding:
         "gtid_mode",
         "warning",
         f"{mode or 'OFF'}: the position is a file of this server; after a failover to a replica it "
-        "means nothing there, and the table has to be swept",
+        "means nothing there, and the table has to be swept; let the relay run meanwhile: what it "
+        "has not read before the last step can only be swept as well",
         (
             server.set("enforce_gtid_consistency", "ON"),
             *(server.set("gtid_mode", step) for step in remaining),

@@ -37,6 +37,7 @@ class _Column(NamedTuple):
     column_type: str
     nullable: bool
     default: str
+    charset: str
     collation: str
     extra: str
 
@@ -76,7 +77,7 @@ def _check_table(connection: Connection, settings: Settings, names: Columns) -> 
         return
     yield from _key(name, columns, found[4])
     yield from _status(name, columns)
-    yield from _identity(name, columns)
+    yield from _identity(connection, name, columns, names)
     yield _created_at(connection, name, columns["created_at"])
     yield from _indexes(connection, schema, table, names)
     yield from _triggers(connection, schema, table)
@@ -136,12 +137,14 @@ def _engine(name: str, engine: str) -> Finding:
 def _columns(connection: Connection, schema: str, table: str) -> list[tuple[str, _Column]]:
     rows = connection.exec_driver_sql(
         "SELECT LOWER(COLUMN_NAME), LOWER(DATA_TYPE), LOWER(COLUMN_TYPE), IS_NULLABLE = 'YES',"
-        " COALESCE(COLUMN_DEFAULT, ''), COALESCE(COLLATION_NAME, ''), LOWER(EXTRA)"
+        " COALESCE(COLUMN_DEFAULT, ''), COALESCE(CHARACTER_SET_NAME, ''),"
+        " COALESCE(COLLATION_NAME, ''), LOWER(EXTRA)"
         " FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
         (schema, table),
     ).all()
     return [
-        (row[0], _Column(row[1], row[2], bool(row[3]), str(row[4]), row[5], row[6])) for row in rows
+        (row[0], _Column(row[1], row[2], bool(row[3]), str(row[4]), row[5], row[6], row[7]))
+        for row in rows
     ]
 
 
@@ -222,7 +225,9 @@ def _status(name: str, columns: Mapping[str, _Column]) -> Iterator[Finding]:
         )
 
 
-def _identity(name: str, columns: Mapping[str, _Column]) -> Iterator[Finding]:
+def _identity(
+    connection: Connection, name: str, columns: Mapping[str, _Column], names: Columns
+) -> Iterator[Finding]:
     loose = [
         column
         for column in ("event_id", "aggregate_type", "aggregate_id")
@@ -234,10 +239,32 @@ def _identity(name: str, columns: Mapping[str, _Column]) -> Iterator[Finding]:
             "warning",
             f"{', '.join(loose)} compare without case: 'A1' and 'a1' are one aggregate to the "
             "database and two keys to Kafka",
-            tuple(f"ALTER TABLE {name} MODIFY {_ours(column)};" for column in loose),
+            _bytewise(connection, name, {names[one]: columns[one].charset for one in loose}),
         )
     else:
         yield _found("collation", "ok", "event and aggregate ids are compared byte by byte")
+
+
+# A column's line: its name, its type (of which an enumeration's words may hold anything), and what
+# else it is. The manuals' "SHOW CREATE TABLE" name neither where it is the table's.
+_DEFINITION: Final = re.compile(
+    r"^ *`(?P<name>[^`]+)` (?P<type>\w+(?:\((?:'(?:[^']|'')*'|[^')])*\))?)"
+    r"(?: CHARACTER SET \w+)?(?: COLLATE \w+)?(?P<rest>.*?),?$",
+    re.MULTILINE,
+)
+
+
+def _bytewise(connection: Connection, name: str, charsets: Mapping[str, str]) -> tuple[str, ...]:
+    """The statement that has these columns, by the table's names, compared by the bytes of their
+    character sets; length, nullability, default and all else stay as they are."""
+    shown = str(connection.exec_driver_sql(f"SHOW CREATE TABLE {name}".replace("%", "%%")).one()[1])
+    parts = [
+        f"MODIFY `{column['name']}` {column['type']} CHARACTER SET {charset}"
+        f" COLLATE {charset}_bin{column['rest']}"
+        for column in _DEFINITION.finditer(shown)
+        if (charset := charsets.get(column["name"].lower()))
+    ]
+    return (f"ALTER TABLE {name} {', '.join(parts)};",) if parts else ()
 
 
 def _created_at(connection: Connection, name: str, column: _Column) -> Finding:

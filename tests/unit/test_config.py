@@ -104,6 +104,13 @@ def message(environ: dict[str, str] | None = None, **flags: object) -> str:
         ({"server_id": False}, "server_id: false is not a number"),
         ({"delivery": "maybe"}, "exactly_once"),
         ({"older_than": "5"}, "write 500ms"),
+        (
+            {"transaction_timeout": "500ms"},
+            "--transaction-timeout: transaction_timeout: 0.5 s is not between 1 s and 2147483 s",
+        ),
+        ({"transaction_timeout": "30d"}, "2592000 s is not between"),
+        ({"session_timeout": "0s"}, "session_timeout: 0 s is not between 1 s and 300 s"),
+        ({"session_timeout": "2h"}, "7200 s is not between"),
         ({"heartbeat": "30s"}, "read_timeout must be longer than heartbeat"),
         ({"kafka": {"acks": "1"}}, "nothing lost needs acks=all"),
         ({"kafka": {"linger": {"ms": 1}}}, "quote dotted names"),

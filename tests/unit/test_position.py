@@ -45,6 +45,12 @@ def test_a_set_has_one_form(text: str, expected: str) -> None:
     assert bool(GtidSet(text)) == bool(expected)
 
 
+def test_a_set_is_added_to_another() -> None:
+    whole = GtidSet(f"{A}:5-6:tag:1")
+    whole.add(GtidSet(f"{A}:1-4:9:tag:2,{B}:7"))
+    assert str(whole) == f"{A}:1-6:9:tag:1-2,{B}:7"
+
+
 @pytest.mark.parametrize(
     "text",
     [
