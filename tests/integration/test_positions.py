@@ -223,14 +223,17 @@ def test_gtids_that_are_switched_on_later(
         assert ids(shop) == expected
 
 
-def test_a_file_and_offset_gain_gtids(own_mysql: MySQL, harness: MakeHarness) -> None:
-    """A position that was set by hand has none; the relay finds them for it, also where the
-    server has purged ones that no file's head lists."""
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_file_and_offset_gain_gtids(own_mysql: MySQL, harness: MakeHarness, mended: bool) -> None:
+    """A position that was set by hand has none; the relay finds them for it, in its own file or in
+    the one that the doctor has begun, also where the server has purged ones that no file's head
+    lists."""
     with Database.create(own_mysql.url()) as database:
         database.sql("FLUSH BINARY LOGS")
         shop = harness(database)
         expected = [shop.ins("a")]
-        database.sql(f"SET GLOBAL gtid_purged = '+{ANOTHER}:1-5'")
+        first = 11 if mended else 1  # what was purged once is not purged again
+        database.sql(f"SET GLOBAL gtid_purged = '+{ANOTHER}:{first}-{first + 4}'")
         [_, _, _, (_, begins, *_)] = database.sql(
             "SHOW BINLOG EVENTS IN %s LIMIT 4", (last_file(database),)
         )
@@ -238,10 +241,16 @@ def test_a_file_and_offset_gain_gtids(own_mysql: MySQL, harness: MakeHarness) ->
         assert shop.run("position", "set", *place).wait() == 0
         shown = json.loads(shop.run("position", "show", "--json").stdout.decode())
         assert shown["gtids"] is None
+        ward = ward_of(shop)
+        found = said(ward, "gtids")
+        assert found.level == "warning"
+        if mended:
+            ward.follow(found)
         expected.append(shop.ins("a"))
         assert shop.run("start", "--until-current").wait() == 0
         [(executed,)] = database.sql("SELECT @@global.gtid_executed")
         assert checkpoint(shop).position.gtids == executed.replace("\n", "")
+        assert ward.finding("gtids") is None
         assert ids(shop) == expected
 
 
