@@ -134,7 +134,8 @@ class Settings(BaseModel):
     )
     name: str = Field(
         "outbox",
-        description="Name of this relay; its checkpoint topic and identity derive from it.",
+        description="Name of this relay, one for each table; its checkpoint topic and identity "
+        "derive from it.",
     )
     table: str = Field(DEFAULT_TABLE, description="Outbox table, optionally schema.table.")
     columns: Mapping[str, str] = Field(
@@ -359,6 +360,13 @@ class Settings(BaseModel):
             if not re.fullmatch(r"[A-Za-z0-9._-]+(:\d{1,5})?", str(address)):
                 raise ValueError("is not host:port,host:port; user and password are database_url's")
         return addresses
+
+    @field_validator("shards", mode="before")
+    @classmethod
+    def _check_shards(cls, value: object) -> object:
+        if str(value).strip() not in ("1", "1.0"):
+            raise ValueError(f"{value!r}: this version has one shard for each name; leave it at 1")
+        return value
 
     @field_validator("table")
     @classmethod

@@ -11,6 +11,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import structlog
@@ -20,6 +22,7 @@ from cdc_relay.config import Settings
 from cdc_relay.errors import (
     ConfigError,
     PositionLostError,
+    SinkError,
     SinkUnavailableError,
     SourceUnavailableError,
 )
@@ -96,6 +99,7 @@ class Owner:
                 if SHARD not in membership.owned:
                     membership.poll(_STANDBY_POLL_S)
                     if not standing_by and SHARD not in membership.owned:
+                        self._look_at_the_owner()
                         log.info("standing by", name=self._settings.name)
                         self.vitals.role, self.vitals.waiting = "standby", ""
                         standing_by = True
@@ -105,6 +109,12 @@ class Owner:
                     return
         finally:
             membership.close()
+
+    def _look_at_the_owner(self) -> None:
+        """Raise ``ConfigError`` where the relay at work carries another table: better now than when
+        it is to be replaced."""
+        with suppress(SinkError):
+            self._ours(checkpoints.read_last(self._settings, SHARD))
 
     def _make_topic(self, membership: Membership) -> None:
         """Make the checkpoint topic anew: without it nobody owns anything."""
@@ -205,14 +215,21 @@ class Owner:
         if self._settings.delivery != "exactly_once":
             return None
         fence(self._settings, "fallback", going_on)
-        return checkpoints.read_fallback(self._settings, settled=True)
+        return self._ours(checkpoints.read_fallback(self._settings, settled=True))
+
+    def _ours(self, last: Checkpoint | None) -> Checkpoint | None:
+        """``last``, noted as our table's. Raises ``ConfigError`` where it is another one's."""
+        if last is None:
+            return None
+        last.check_table(self._settings.name, self._store.name)
+        return replace(last, table=self._store.name)
 
     def _start(self, source: Source) -> Checkpoint:
         """Where the term goes on: the last checkpoint, or a new anchor at the end of the log with
         a sweep of the rows that are pending in the table."""
         reason, self._anchor_reason = self._anchor_reason, ""
         try:
-            last = checkpoints.read_last(self._settings, SHARD, settled=True)
+            last = self._ours(checkpoints.read_last(self._settings, SHARD, settled=True))
         except UnreadableCheckpointError as error:
             if self._settings.mark == "none":
                 raise
@@ -220,7 +237,7 @@ class Owner:
         if self._settings.source == "polling":
             owed = last.owed if last is not None else NOTHING_OWED
             closed = last.closed if last is not None else ()
-            return Checkpoint(NOWHERE, owed, closed, source="polling")
+            return Checkpoint(NOWHERE, owed, closed, source="polling", table=self._store.name)
         if last is not None and last.source == "polling":
             reason = reason or "the relay polled the table before: there is no position"
         if last is None and self.vitals.saved and not reason:
@@ -248,7 +265,12 @@ class Owner:
         closed = last.closed if last is not None else ()
         owed = last.owed if last is not None else NOTHING_OWED
         return Checkpoint(
-            position, owed, closed, sweeping, anchor=reason or "first start under this name"
+            position,
+            owed,
+            closed,
+            sweeping,
+            anchor=reason or "first start under this name",
+            table=self._store.name,
         )
 
 

@@ -189,6 +189,11 @@ class Store:
         self._mark_head = change + " WHERE id IN ("
         self._mark_tail = f") AND event_id IN %s AND status = {PENDING}"
 
+    @property
+    def name(self) -> str:
+        """The table as ``schema.table``."""
+        return f"{self._shape.schema}.{self._shape.table}"
+
     def mark_sent(self, rows: Sequence[tuple[int, str]]) -> int:
         """Mark the pending rows among ``rows``, (id, event_id) each, as sent (or delete them, as
         ``mark`` says); return how many.

@@ -128,7 +128,9 @@ class WithRelay:
         self._insist(lambda left: checkpoints.ensure_topic(settings, left, fallback=True))
         sink = self._insist(lambda _: TransactionalSink(settings, "fallback", None, self._going_on))
         faults.point("pass_fenced")
-        last = self._insist(lambda left: checkpoints.read_fallback(settings, left, settled=True))
+        last = self._insist(
+            lambda left: self._ours(checkpoints.read_fallback(settings, left, settled=True))
+        )
         if last is not None and last.owed:
             self._until = last.position
             self._said = True
@@ -148,12 +150,18 @@ class WithRelay:
             self._insist(lambda _: fence(settings, _SHARD, self._going_on))
             faults.point("relay_fenced")
         self.checkpoint = self._insist(
-            lambda left: checkpoints.read_last(settings, _SHARD, left, settled=True)
+            lambda left: self._ours(checkpoints.read_last(settings, _SHARD, left, settled=True))
         )
         if self.checkpoint is None:
             return "none"
         self._heal(self.checkpoint)
         return "dead"
+
+    def _ours(self, last: Checkpoint | None) -> Checkpoint | None:
+        """``last``. Raises ``ConfigError`` where it is another table's."""
+        if last is not None:
+            last.check_table(self._settings.name, self._store.name)
+        return last
 
     def _heal(self, last: Checkpoint) -> None:
         healed = heal(self._store, last.owed)
@@ -190,7 +198,7 @@ class WithRelay:
         reads the table itself."""
         give_up_at = time.monotonic() + self._settings.relay_wait
         while True:
-            last = checkpoints.read_last(self._settings, _SHARD)
+            last = self._ours(checkpoints.read_last(self._settings, _SHARD))
             self.checkpoint = last or self.checkpoint
             if last is not None and (last.sweeping or last.source == "polling"):
                 return None
@@ -224,7 +232,8 @@ class WithRelay:
             self._said = False
 
     def _word(self, owed: Owed) -> Record:
-        return Checkpoint(self._until, owed).fallback_record(self._settings.name)
+        word = Checkpoint(self._until, owed, table=self._store.name)
+        return word.fallback_record(self._settings.name)
 
     def _insist(self, action: Callable[[float], _T]) -> _T:
         """Run ``action``, which takes the seconds it may wait, until the brokers answer, for

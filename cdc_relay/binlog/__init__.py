@@ -1,8 +1,9 @@
 """Reading the binlog as a replica would: connection, positions, layouts, row decoding.
 
 The hot modules may be compiled (see ``setup.py``). The sources beside them run unchanged, and do
-so when ``CDC_RELAY_PURE`` is set, or when a source is newer than its compiled form: in a checkout
-an edit takes effect at once.
+so when ``CDC_RELAY_PURE`` is set, and in a checkout when a source is newer than its compiled form:
+an edit takes effect at once. An installation has no edits, and its times only tell in which order
+the files were unpacked.
 """
 
 import os
@@ -16,6 +17,7 @@ from types import ModuleType
 
 _HOT = ("jsonb", "values", "rows", "decoder")
 _HERE = Path(__file__).parent
+_IN_CHECKOUT = (_HERE.parents[1] / "pyproject.toml").exists()
 
 
 def compiled() -> bool:
@@ -28,7 +30,10 @@ def _as_source() -> bool:
         return True
     for name in _HOT:
         built = next((p for s in EXTENSION_SUFFIXES if (p := _HERE / (name + s)).exists()), None)
-        if built is None or built.stat().st_mtime < (_HERE / f"{name}.py").stat().st_mtime:
+        if built is None:
+            return True
+        edited = (_HERE / f"{name}.py").stat().st_mtime > built.stat().st_mtime
+        if edited and _IN_CHECKOUT:
             return True
     return False
 

@@ -132,9 +132,10 @@ class Resolver(Protocol):
         """The plan for a table map."""
 
     def doubtful(
-        self, layout: Layout, buf: bytes, pos: int, end: int
+        self, layout: Layout, buf: bytes, pos: int, end: int, committed: int
     ) -> list[OutboxEvent | UnreadRow]:
-        """The rows of an event whose layout is not proved."""
+        """The rows of an event whose layout is not proved. ``committed``: when, microseconds since
+        1970; 0 where that is not known."""
 
 
 class Decoder:
@@ -198,6 +199,7 @@ class Decoder:
         self.given: i64 = 0
         """Rows of the open, known transaction that were given out already."""
         self._stamp = b""
+        self._began: i64 = 0  # by MariaDB's GTID event, seconds since 1970
         self.prepared: dict[str, tuple[int, ...]] = {}
         """Keys of rows in XA transactions that are prepared and not decided, by xid."""
         self._checksum: i64 = 0
@@ -446,7 +448,8 @@ class Decoder:
         if layout.proved:
             decode_rows(buf, pos, end, layout, self._open)
         else:
-            self._open += self._resolver.doubtful(layout, buf, pos, end)
+            committed = self.time() if self._stamp else self._began * 1_000_000
+            self._open += self._resolver.doubtful(layout, buf, pos, end, committed)
             self._looked_up = True
         self._count += len(self._open) - before
         self._held += end - pos
@@ -662,6 +665,7 @@ class Decoder:
         self._in_transaction = flags & 1 == 0
         self._xa_group = flags & 64 != 0
         self._stamp = b""
+        self._began = _u32(buf, start)
         if self._expected:
             self._recognise()
 

@@ -566,6 +566,7 @@ class LayoutResolver:
         self._names = names
         self._extras = extras
         self._patience = _VISIBLE_WITHIN_S
+        self._said = False
         self.lost = 0
         """Rows of unknown shape that the table does not hold any more."""
 
@@ -577,9 +578,10 @@ class LayoutResolver:
         return build(mapped, columns, self._names, charsets, self._extras)
 
     def doubtful(
-        self, layout: Layout, buf: bytes, pos: int, end: int
+        self, layout: Layout, buf: bytes, pos: int, end: int, committed: int = 0
     ) -> list[OutboxEvent | UnreadRow]:
-        """Return the rows of an event whose layout is not proved.
+        """Return the rows of an event whose layout is not proved. ``committed``: when, microseconds
+        since 1970; 0 where that is not known.
 
         Names that came from today's schema are proved by the first row that SELECT gives back
         equal. A row of the table that was changed since proves nothing, and is read back. One that
@@ -592,7 +594,8 @@ class LayoutResolver:
         if layout.named:
             candidates: list[OutboxEvent | UnreadRow] = []
             decode_rows(buf, pos, end, layout, candidates)
-            verdict, changed = self._verdict(candidates, images)
+            old = 0 < committed < (time.time() - _OLD_S) * 1e6
+            verdict, changed = self._verdict(candidates, images, old)
             if verdict is not False:
                 layout.proved = verdict is True
                 return self._without_changed(candidates) if changed else candidates
@@ -619,11 +622,12 @@ class LayoutResolver:
         self,
         candidates: Sequence[OutboxEvent | UnreadRow],
         images: Sequence[Sequence[bytes | None]],
+        old: bool,
     ) -> tuple[bool | None, bool]:
         """True: a row of the table is equal. False: one is not. None: the table holds none that
         tells, and whether it holds one that was changed since, or whose payload and headers have
         changed places."""
-        waits = any(isinstance(candidate, OutboxEvent) for candidate in candidates)
+        waits = not old and any(isinstance(candidate, OutboxEvent) for candidate in candidates)
         for _ in self._tries() if waits else range(1):
             changed = False
             for candidate, image in list(zip(candidates, images, strict=True))[:10]:
@@ -643,6 +647,13 @@ class LayoutResolver:
                 changed = True
             if changed:
                 return None, True
+        if not self._said and any(isinstance(one, OutboxEvent) for one in candidates):
+            self._said = True
+            log.warning(
+                "rows of the log are not in the table any more, and the log does not name its "
+                "columns: each is looked for, some hundred a second at most; with "
+                "binlog_row_metadata = FULL none has to be"
+            )
         return None, False
 
     def _without_changed(
@@ -682,6 +693,8 @@ class LayoutResolver:
 
 
 _VISIBLE_WITHIN_S: Final = 1.0
+# What was committed so long ago is visible, or gone, whatever the clocks differ.
+_OLD_S: Final = 60.0
 # Fields that make an event the same one: id, event_id, aggregate_type, aggregate_id, event_type.
 _IDENTITY: Final = 5
 

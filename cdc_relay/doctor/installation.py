@@ -15,7 +15,7 @@ from cdc_relay.binlog.probe import probe
 from cdc_relay.config import Settings
 from cdc_relay.doctor.finding import Finding
 from cdc_relay.doctor.server import Server
-from cdc_relay.errors import PositionLostError, SourceError
+from cdc_relay.errors import ConfigError, PositionLostError, SourceError
 from cdc_relay.kafka.checkpoints import Checkpoint
 
 
@@ -95,6 +95,13 @@ def check_position(
     if last is None or last.source == "polling":
         text = "no position yet: the first start sweeps the table"
         yield Finding("relay", "position", "ok", text)
+        return
+    ours = ".".join(settings.schema_and_table())
+    try:
+        # The server may write names in its own way (lower_case_table_names).
+        last.check_table(settings.name, last.table if last.table.lower() == ours.lower() else ours)
+    except ConfigError as error:
+        yield Finding("relay", "name", "failure", str(error), code=error.exit_code)
         return
     try:
         probe(settings, last.position)

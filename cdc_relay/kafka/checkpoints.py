@@ -32,7 +32,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from cdc_relay.config import Settings
-from cdc_relay.errors import SinkError, SinkUnavailableError
+from cdc_relay.errors import ConfigError, SinkError, SinkUnavailableError
 from cdc_relay.kafka.client import (
     SILENT,
     UNKNOWN_TOPIC,
@@ -105,6 +105,17 @@ class Checkpoint:
     that are not sent. Empty with marks."""
     source: Source = "binlog"
     """How the rows were read. Of ``polling`` the position means nothing."""
+    table: str = ""
+    """The table, ``schema.table``, that the rows are of; empty where it was not noted."""
+
+    def check_table(self, relay: str, table: str) -> None:
+        """Raise ``ConfigError`` where it belongs to another table than ``table``: ids, marks and
+        the position mean nothing there."""
+        if self.table and self.table != table:
+            raise ConfigError(
+                f"name: the relay named {relay} carries {self.table}, not {table}: give each "
+                "table a name of its own; where the table was renamed, cdc-relay position set"
+            )
 
     def record(self, relay: str, shard: int = 0) -> Record:
         """The record that stores it: the shard's partition, a key that compaction keeps."""
@@ -131,6 +142,7 @@ class Checkpoint:
             **({"doubtful_until": self.doubtful_until.to_json()} if self.doubtful_until else {}),
             **({"anchor": self.anchor} if self.anchor else {}),
             **({"source": self.source} if self.source != "binlog" else {}),
+            **({"table": self.table} if self.table else {}),
             "owed": len(self.owed),
         }
         return json.dumps(head, ensure_ascii=False).encode() + b"\n" + self.owed.packed
@@ -157,6 +169,7 @@ class Checkpoint:
                 head["time"],
                 tuple((kind, key, from_runs(found)) for kind, key, found in head.get("held", ())),
                 "polling" if head.get("source") == "polling" else "binlog",
+                str(head.get("table", "")),
             )
         except KeyError as error:
             raise UnreadableCheckpointError(

@@ -449,3 +449,31 @@ def test_a_row_that_cannot_be_routed_waits_with_its_aggregate(shop: Harness) -> 
         assert state(shop, event_id) == (0, 0, None)
     assert [message.event_id for message in shop.messages()] == [good]
     assert relay.terminate() == 0
+
+
+def test_two_tables_under_one_name_are_refused(mysql: Database, harness: MakeHarness) -> None:
+    """The checkpoint of the one says nothing about the other: its rows would be passed over, and
+    the marks that the first one owes would be lost."""
+    shop: Harness = harness(mysql)
+    relay = shop.relay()
+    shop.ins("a", {"n": 1})
+    shop.wait_all_sent()
+    with (
+        Database.create(mysql.url) as second,
+        Harness(second, shop.kafka, shop.home, {"NAME": shop.name}) as other,
+    ):
+        other.ins("a", {"n": 2})
+        told = f"carries {mysql.url.database}.outbox_event"
+        for command in (["start"], ["compensate", "--older-than", "0s"]):
+            refused = other.run(*command)
+            assert refused.wait() == 2, refused.text()
+            assert told in refused.text()
+        doctor = other.run("doctor")
+        assert doctor.wait() == 2
+        assert told in doctor.stdout.decode()
+        assert relay.terminate() == 0
+        refused = other.run("start")
+        assert refused.wait() == 2, refused.text()
+        assert other.run("position", "set", "--current").wait() == 0
+        assert other.run("start", "--until-current").wait() == 0
+    assert [message.json["n"] for message in shop.messages()] == [1]

@@ -47,7 +47,7 @@ class Shapes:
         return layout
 
     def doubtful(
-        self, layout: Layout, buf: bytes, pos: int, end: int
+        self, layout: Layout, buf: bytes, pos: int, end: int, committed: int
     ) -> list[OutboxEvent | UnreadRow]:
         found: list[OutboxEvent | UnreadRow] = []
         decode_rows(buf, pos, end, layout, found)

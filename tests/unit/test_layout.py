@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -558,6 +559,24 @@ def test_rows_of_an_unnamed_shape_are_found_by_key_and_event_id() -> None:
     data = b"\x0a\xff\x03" + nulls.to_bytes(2, "little") + b"\1\0\0\0" + image[1:] + b"\1\0\0\0"
     found = made.doubtful(layout, data, 0, len(data))
     assert [row.id for row in found] == [7]
+
+
+@pytest.mark.parametrize("age", [120, 0])
+def test_what_was_committed_long_ago_is_not_waited_for(age: int) -> None:
+    """It is visible, or gone. What was committed now may be visible in a moment."""
+    table = Table(event(7, "another"))
+    made = LayoutResolver(lambda: COLUMNS, dict, table.find, FIELDS, mariadb=False)
+    made._patience = 0.05
+    layout = made.resolve(_SHAPE)
+    asked: list[int] = []
+    find = made._find
+    made._find = lambda row_id: asked.append(row_id) or find(row_id)
+    data = body((1, "a"))
+    committed = int((time.time() - age) * 1e6)
+    assert made.doubtful(layout, data, 0, len(data), committed) == [event(1, "a")]
+    assert not layout.proved
+    once = 2  # by the column that is the key, and as one of the row's numbers
+    assert asked.count(1) == once if age else asked.count(1) > once
 
 
 def test_a_layout_whose_rows_are_read_back_anyway_is_proved_by_their_keys() -> None:

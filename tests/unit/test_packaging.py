@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
 import subprocess
 import sys
+import time
 import tomllib
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -84,3 +87,30 @@ def test_packages_with_plain_names_import_themselves_relatively(package: str) ->
             assert package not in {name.partition(".")[0] for name in names}, (
                 f"{file.name}, line {getattr(node, 'lineno', '?')}: import it relatively"
             )
+
+
+@pytest.mark.parametrize("checkout", [False, True])
+def test_an_installation_runs_what_was_compiled(tmp_path: Path, checkout: bool) -> None:
+    """pip unpacks the compiled form before its source. In a checkout a newer source is an edit."""
+    package = tmp_path / "cdc_relay" / "binlog"
+    package.mkdir(parents=True)
+    (tmp_path / "cdc_relay" / "__init__.py").touch()
+    source = (ROOT / "cdc_relay" / "binlog" / "__init__.py").read_text()
+    (package / "__init__.py").write_text(source)
+    if checkout:
+        (tmp_path / "pyproject.toml").touch()
+    for name in ("jsonb", "values", "rows", "decoder"):
+        for suffix, age in ((EXTENSION_SUFFIXES[0], 10), (".py", 0)):
+            (package / (name + suffix)).touch()
+            os.utime(package / (name + suffix), (time.time() - age,) * 2)
+    environment = {key: value for key, value in os.environ.items() if key != "CDC_RELAY_PURE"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from cdc_relay.binlog import compiled; print(compiled())"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip() == str(not checkout)
