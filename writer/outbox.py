@@ -202,7 +202,7 @@ class Outbox:
         ``max_allowed_packet``. All are written or, where it raises, none: several INSERTs are
         within a savepoint. Otherwise as ``add``.
         """
-        events = list(events)
+        events = [_checked(event) for event in events]
         if not events:
             return []
         if trace.active():
@@ -284,8 +284,6 @@ class Outbox:
     # --- one event to a row --------------------------------------------------------------------
 
     def _row_of(self, event: EventFields) -> _Row:
-        if not isinstance(event, Mapping):
-            raise TypeError(f"an event is a mapping of its fields, not {type(event).__name__}")
         if not _REQUIRED <= event.keys() <= _FIELDS:
             raise TypeError(_wrong_fields(event))
         return self._row(**event)
@@ -433,6 +431,12 @@ class Outbox:
         if longest is not None and len(value) > longest:
             raise ValueError(f"{name} has {len(value)} characters; the column takes {longest}")
         return value
+
+
+def _checked(event: EventFields) -> EventFields:
+    if not isinstance(event, Mapping):
+        raise TypeError(f"an event is a mapping of its fields, not {type(event).__name__}")
+    return event
 
 
 def _wrong_fields(event: Mapping[str, object]) -> str:

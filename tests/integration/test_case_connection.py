@@ -22,7 +22,7 @@ from dev.kafka import Kafka
 from dev.mysql import MySQL
 from tests.support.harness import Harness
 from tests.support.proxy import Proxy
-from tests.support.sql import Database
+from tests.support.sql import Database, purge_logs
 
 MakeHarness = Callable[..., Harness]
 
@@ -63,25 +63,13 @@ def test_the_checkpoint_of_an_idle_outbox_moves_with_its_neighbours(own_shop: Ha
 
     shop.until(moved)
     assert relay.terminate() == 0
-    purge(shop)
+    purge_logs(shop.database)
     relay = shop.relay()
     event = shop.ins("a")
     shop.wait_sent(1)
     assert relay.terminate() == 0
     assert ids(shop) == [event]
     assert "position lost" not in relay.text()
-
-
-def purge(shop: Harness) -> None:
-    """Leave nothing but the newest file of the log."""
-
-    def done() -> bool:
-        # MariaDB keeps a file until the engines have let go of it.
-        files = shop.database.sql("SHOW BINARY LOGS")
-        shop.database.sql(f"PURGE BINARY LOGS TO '{files[-1][0]}'")
-        return len(files) == 1
-
-    shop.until(done)
 
 
 def test_a_purged_position_loses_no_row(own_shop: Harness) -> None:
@@ -93,7 +81,7 @@ def test_a_purged_position_loses_no_row(own_shop: Harness) -> None:
     assert relay.terminate() == 0
     expected += [shop.ins("a", {"n": n}) for n in range(1, 4)]
     database.sql("FLUSH BINARY LOGS")
-    purge(shop)
+    purge_logs(shop.database)
     expected.append(shop.ins("a", {"n": 4}))
     relay = shop.relay()
     shop.wait_sent(5)

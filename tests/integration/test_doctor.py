@@ -23,7 +23,7 @@ from dev.mysql import MySQL
 from dev.server import Server
 from tests.support.brokers import ProxiedKafka
 from tests.support.harness import CHECKOUT, Harness, create_topic
-from tests.support.sql import INSERT, Database, row
+from tests.support.sql import INSERT, Database, purge_logs, row
 from tests.support.ward import Ward, tools
 
 RELAY = ("REPLICATION SLAVE, REPLICATION CLIENT ON *.*",)
@@ -619,8 +619,7 @@ def test_a_position_that_was_purged(
         assert shop.run("start", "--until-current").wait() == 0
         shop.ins("a")
         database.sql("FLUSH BINARY LOGS")
-        [*_, (last, *_)] = database.sql("SHOW BINARY LOGS")
-        database.sql("PURGE BINARY LOGS TO %s", (last,))
+        purge_logs(database)
         ward = Ward(database, shop.kafka, shop.name)
         ward.set({"MARK": mark})
         if mark == "none":

@@ -45,7 +45,7 @@ from dev.mysql import MySQL
 from tests.support.brokers import ProxiedKafka, QuickKafka, console_producer
 from tests.support.harness import Harness, create_topic, take_over
 from tests.support.load import Load, account, repeated
-from tests.support.sql import Database, insert, row
+from tests.support.sql import Database, insert, purge_logs, row
 
 MakeShop = Callable[..., Harness]
 SETTINGS = {"SESSION_TIMEOUT": "2s", "TRANSACTION_TIMEOUT": "5s"}
@@ -922,8 +922,7 @@ def test_a_lost_position_is_said_and_costs_nothing(
             shop.ins("a", {"n": number})
         if how == "purged":
             database.sql("FLUSH BINARY LOGS")
-            [*_, (newest, *_)] = database.sql("SHOW BINARY LOGS")
-            database.sql(f"PURGE BINARY LOGS TO '{newest}'")
+            purge_logs(database)
         else:
             database.sql("RESET BINARY LOGS AND GTIDS")
         if how == "reset and as far again":

@@ -19,7 +19,7 @@ from dev.mariadb import MariaDB
 from dev.mysql import MySQL
 from tests.support.harness import Harness
 from tests.support.source import SourceUnderTest
-from tests.support.sql import Database
+from tests.support.sql import Database, purge_logs
 from tests.support.ward import Ward
 
 MakeHarness = Callable[..., Harness]
@@ -156,8 +156,7 @@ def test_a_set_whose_successors_were_purged(
         shop.ins("a")
         database.sql("FLUSH BINARY LOGS")
         shop.ins("a")
-        last = database.sql("SHOW BINARY LOGS")[-1][0]
-        database.sql("PURGE BINARY LOGS TO %s", (last,))
+        purge_logs(database)
         process = shop.run("position", "set", "--gtids", str(before))
         assert process.wait() == 5, process.text()
         assert process.text().count("error:") == 1

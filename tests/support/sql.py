@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -136,3 +137,15 @@ def row(
         None if payload is None else json.dumps(payload, ensure_ascii=False),
         None if headers is None else json.dumps(headers, ensure_ascii=False),
     )
+
+
+def purge_logs(database: Database) -> None:
+    """Leave nothing but the newest file of the log. A file is kept while somebody reads it: a dump
+    whose end the server has not seen, and MariaDB's engines."""
+    for _ in range(300):
+        files = database.sql("SHOW BINARY LOGS")
+        if len(files) == 1:
+            return
+        database.sql("PURGE BINARY LOGS TO %s", (files[-1][0],))
+        time.sleep(0.1)
+    raise AssertionError(f"not purged: {files}")

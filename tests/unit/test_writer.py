@@ -607,3 +607,11 @@ def test_the_topic_of_a_subject() -> None:
     assert RegistrySerializer(subject, topic=lambda e: f"acme.{e.event_type}")({}, event) == (
         b"acme.PLACED"
     )
+
+
+def test_an_event_that_is_none_is_said_within_a_trace_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("writer.trace.active", lambda: True)
+    with pytest.raises(TypeError, match="a mapping of its fields, not str"):
+        loose.Outbox().add_all(FakeConnection(), ["x"])
