@@ -235,7 +235,7 @@ def test_a_position_of_another_server_is_not_used(
     for name in (first, second):
         found = request.getfixturevalue(name)
         urls.append(found if isinstance(found, str) else found.url())
-    with Database.create(urls[0]) as one, Database.create(urls[1]) as two:
+    with Database.create(urls[0]) as one, Database.create(urls[1], one.name) as two:
         shop = harness(one)
         two.create_outbox()
         relay = shop.relay()

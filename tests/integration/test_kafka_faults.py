@@ -740,6 +740,7 @@ def test_a_row_that_is_refused_once_too_often_is_dead(
     shop.ins("b", {"n": 1})
     shop.until(lambda: state(shop, bad)[0] == 2)
     assert state(shop, bad)[1] == 2
+    shop.until(lambda: relay.logged("row is dead"))
     [dead] = relay.logged("row is dead")
     assert (dead["event_id"], dead["aggregate_id"]) == (bad, "a")
     if on_dead == "release":

@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     NewTopic,
 )
 
-from cdc_relay.config import load
+from cdc_relay.config import Settings, load
 from cdc_relay.kafka.checkpoints import Checkpoint, read_last
 from tests.support.sql import INSERT, Database, row
 
@@ -227,7 +227,11 @@ class Harness:
 
     def checkpoint(self) -> Checkpoint | None:
         """The last committed checkpoint."""
-        return read_last(load(environ={}, flags={"kafka_bootstrap": self.kafka, "name": self.name}))
+        return read_last(self.settings())
+
+    def settings(self) -> Settings:
+        """Those that name the relay and its brokers."""
+        return load(environ={}, flags={"kafka_bootstrap": self.kafka, "name": self.name})
 
     def messages(self, kind: str = "order") -> list[Message]:
         """All records of the topic of an aggregate type, as a read_committed consumer sees them,
