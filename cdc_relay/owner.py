@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -22,12 +21,15 @@ from cdc_relay.config import Settings
 from cdc_relay.errors import (
     ConfigError,
     PositionLostError,
-    SinkError,
     SinkUnavailableError,
     SourceUnavailableError,
 )
 from cdc_relay.kafka import checkpoints
-from cdc_relay.kafka.checkpoints import Checkpoint, UnreadableCheckpointError
+from cdc_relay.kafka.checkpoints import (
+    Checkpoint,
+    OpenTransactionError,
+    UnreadableCheckpointError,
+)
 from cdc_relay.kafka.membership import Membership, members
 from cdc_relay.kafka.owed import NOTHING_OWED
 from cdc_relay.kafka.sink import CheckpointTopicGoneError, FencedError, IdempotentSink, Sink
@@ -35,7 +37,7 @@ from cdc_relay.kafka.traced import Spans, traced
 from cdc_relay.kafka.transactions import TransactionalSink, fence
 from cdc_relay.position import NOWHERE, Position
 from cdc_relay.relay import Relay, Source
-from cdc_relay.router import Router
+from cdc_relay.router import Record, Router
 from cdc_relay.store import Store
 from cdc_relay.vitals import Vitals
 
@@ -99,7 +101,6 @@ class Owner:
                 if SHARD not in membership.owned:
                     membership.poll(_STANDBY_POLL_S)
                     if not standing_by and SHARD not in membership.owned:
-                        self._look_at_the_owner()
                         log.info("standing by", name=self._settings.name)
                         self.vitals.role, self.vitals.waiting = "standby", ""
                         standing_by = True
@@ -109,12 +110,6 @@ class Owner:
                     return
         finally:
             membership.close()
-
-    def _look_at_the_owner(self) -> None:
-        """Raise ``ConfigError`` where the relay at work carries another table: better now than when
-        it is to be replaced."""
-        with suppress(SinkError):
-            self._ours(checkpoints.read_last(self._settings, SHARD))
 
     def _make_topic(self, membership: Membership) -> None:
         """Make the checkpoint topic anew: without it nobody owns anything."""
@@ -152,7 +147,7 @@ class Owner:
             self.vitals.terms += 1
             faults.point("fenced")
             source = self._source = self._make_source()
-            start = self._start(source)
+            start = self._start(source, sink, going_on)
             self.vitals.waiting = ""
             log.info("owning the shard", shard=SHARD, position=str(start.position))
             until = source.current() if until_current else None
@@ -224,12 +219,24 @@ class Owner:
         last.check_table(self._settings.name, self._store.name)
         return replace(last, table=self._store.name)
 
-    def _start(self, source: Source) -> Checkpoint:
+    def _last(self, sink: Sink, going_on: Callable[[], bool]) -> Checkpoint | None:
+        """The last checkpoint. A transaction that is open in front of it, and may be what a killed
+        broker has left of ours, is ended."""
+        try:
+            return checkpoints.read_last(self._settings, SHARD, settled=True)
+        except OpenTransactionError as error:
+            log.warning("ending what was left open", reason=str(error))
+            topic = checkpoints.topic_name(self._settings.name)
+            nothing = Record(topic, b"left-over", None, [], 0, SHARD)
+            sink.end_left_over(nothing, going_on)
+            return checkpoints.read_last(self._settings, SHARD, settled=True)
+
+    def _start(self, source: Source, sink: Sink, going_on: Callable[[], bool]) -> Checkpoint:
         """Where the term goes on: the last checkpoint, or a new anchor at the end of the log with
         a sweep of the rows that are pending in the table."""
         reason, self._anchor_reason = self._anchor_reason, ""
         try:
-            last = self._ours(checkpoints.read_last(self._settings, SHARD, settled=True))
+            last = self._ours(self._last(sink, going_on))
         except UnreadableCheckpointError as error:
             if self._settings.mark == "none":
                 raise
