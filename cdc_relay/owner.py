@@ -25,11 +25,7 @@ from cdc_relay.errors import (
     SourceUnavailableError,
 )
 from cdc_relay.kafka import checkpoints
-from cdc_relay.kafka.checkpoints import (
-    Checkpoint,
-    OpenTransactionError,
-    UnreadableCheckpointError,
-)
+from cdc_relay.kafka.checkpoints import Checkpoint, UnreadableCheckpointError
 from cdc_relay.kafka.membership import Membership, members
 from cdc_relay.kafka.owed import NOTHING_OWED
 from cdc_relay.kafka.sink import CheckpointTopicGoneError, FencedError, IdempotentSink, Sink
@@ -37,7 +33,7 @@ from cdc_relay.kafka.traced import Spans, traced
 from cdc_relay.kafka.transactions import TransactionalSink, fence
 from cdc_relay.position import NOWHERE, Position
 from cdc_relay.relay import Relay, Source
-from cdc_relay.router import Record, Router
+from cdc_relay.router import Router
 from cdc_relay.store import Store
 from cdc_relay.vitals import Vitals
 
@@ -147,7 +143,7 @@ class Owner:
             self.vitals.terms += 1
             faults.point("fenced")
             source = self._source = self._make_source()
-            start = self._start(source, sink, going_on)
+            start = self._start(source)
             self.vitals.waiting = ""
             log.info("owning the shard", shard=SHARD, position=str(start.position))
             until = source.current() if until_current else None
@@ -219,24 +215,12 @@ class Owner:
         last.check_table(self._settings.name, self._store.name)
         return replace(last, table=self._store.name)
 
-    def _last(self, sink: Sink, going_on: Callable[[], bool]) -> Checkpoint | None:
-        """The last checkpoint. A transaction that is open in front of it, and may be what a killed
-        broker has left of ours, is ended."""
-        try:
-            return checkpoints.read_last(self._settings, SHARD, settled=True)
-        except OpenTransactionError as error:
-            log.warning("ending what was left open", reason=str(error))
-            topic = checkpoints.topic_name(self._settings.name)
-            nothing = Record(topic, b"left-over", None, [], 0, SHARD)
-            sink.end_left_over(nothing, going_on)
-            return checkpoints.read_last(self._settings, SHARD, settled=True)
-
-    def _start(self, source: Source, sink: Sink, going_on: Callable[[], bool]) -> Checkpoint:
+    def _start(self, source: Source) -> Checkpoint:
         """Where the term goes on: the last checkpoint, or a new anchor at the end of the log with
         a sweep of the rows that are pending in the table."""
         reason, self._anchor_reason = self._anchor_reason, ""
         try:
-            last = self._ours(self._last(sink, going_on))
+            last = self._ours(checkpoints.read_last(self._settings, SHARD, settled=True))
         except UnreadableCheckpointError as error:
             if self._settings.mark == "none":
                 raise

@@ -77,10 +77,6 @@ def fallback_topic(relay: str) -> str:
     return f"cdc-relay.{relay}.fallback"
 
 
-class OpenTransactionError(SinkUnavailableError):
-    """A transaction in the topic does not end, and hides what was committed after its begin."""
-
-
 class UnreadableCheckpointError(SinkError):
     """A record of the checkpoint topic that this version cannot read."""
 
@@ -383,8 +379,7 @@ def _last_value(
                     f"a transaction is open since offset {seen} of {end}: if it does not end, "
                     "kafka-transactions.sh find-hanging names it"
                 )
-            kind = SinkUnavailableError if end is None else OpenTransactionError
-            raise kind(f"cannot read {topic}: {reason}")
+            raise SinkUnavailableError(f"cannot read {topic}: {reason}")
         error = message.error()
         if error is None:
             if message.value() is not None and message.key() == key:

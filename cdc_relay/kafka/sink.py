@@ -155,10 +155,6 @@ class Sink(Protocol):
         """All of ``records`` and the checkpoint, or the refused ones by index."""
         ...
 
-    def end_left_over(self, record: Record, going_on: Callable[[], bool]) -> None:
-        """End what a transaction of ours has left open in the record's partition."""
-        ...
-
     def poll(self) -> None:
         """Serve the client library's callbacks (a token to renew, an error to report)."""
         ...
@@ -234,9 +230,6 @@ class IdempotentSink:
                 check_is_there(self._topics, checkpoint)
                 raise refused_checkpoint(checkpoint, saved.refused[0])
         return {index: Refusal(reason) for index, reason in sent.refused.items()}
-
-    def end_left_over(self, record: Record, going_on: Callable[[], bool]) -> None:
-        """Nothing: there are no transactions."""
 
     def _send_and_wait(self, records: Sequence[Record], going_on: Callable[[], bool]) -> Delivery:
         delivery = self.send(records)

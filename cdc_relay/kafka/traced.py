@@ -118,10 +118,6 @@ class Traced:
         self._spans.sent((records[index] for index in there), began, ended)
         return refused
 
-    def end_left_over(self, record: Record, going_on: Callable[[], bool]) -> None:
-        """As the sink inside."""
-        self._inside.end_left_over(record, going_on)
-
     def poll(self) -> None:
         """See the sink inside."""
         self._inside.poll()

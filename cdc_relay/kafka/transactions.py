@@ -198,26 +198,6 @@ class TransactionalSink:
             time.sleep(pause)
             pause = min(pause * 2, 2.0)
 
-    def end_left_over(self, record: Record, going_on: Callable[[], bool]) -> None:
-        """Abort a transaction with ``record`` in it, of each producer. Where one of them has left
-        records in that partition that no transaction ends any more (a broker was killed between
-        the two), the marker ends them, as aborted.
-
-        They belong to nothing that was committed: starting the producer has waited until every
-        transaction of its id was decided, and its markers were written. KIP-890 tells how such
-        come about.
-        """
-        for producer in tuple(self._producers):
-            self._give_up_at = time.monotonic() + self._settings.transaction_timeout
-            try:
-                producer.begin_transaction()
-                self._queue(record, going_on)
-                self._acknowledge(going_on)
-            except KafkaException as error:
-                raise FencedError(f"the Kafka producer cannot go on: {text(error)}") from None
-            self._abort(going_on)
-            self._producers.rotate()
-
     def _produce(
         self, records: Sequence[Record], start: int, stop: int, going_on: Callable[[], bool]
     ) -> dict[int, Refusal]:
