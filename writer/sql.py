@@ -39,13 +39,13 @@ def ascii_only(
     session's, or not at all. Both go as hexadecimal digits. ``escaped_too``: so does text that a
     driver escapes, for one that may do it for another ``sql_mode``.
     """
-    for value in parameters:
+
+    def goes_as_digits(value: object) -> bool:
         if isinstance(value, str):
-            if not value.isascii() or (escaped_too and _ESCAPED.search(value)):
-                break
-        elif isinstance(value, bytes):
-            break
-    else:
+            return not value.isascii() or (escaped_too and _ESCAPED.search(value) is not None)
+        return isinstance(value, bytes)
+
+    if not any(map(goes_as_digits, parameters)):
         return sql, tuple(parameters)
     left = iter(parameters)
     sent: list[object] = []
@@ -57,9 +57,7 @@ def ascii_only(
         if isinstance(value, bytes):
             sent.append(value.hex())
             return "UNHEX(%s)"
-        if isinstance(value, str) and (
-            not value.isascii() or (escaped_too and _ESCAPED.search(value))
-        ):
+        if isinstance(value, str) and goes_as_digits(value):
             sent.append(value.encode().hex())
             return "CONVERT(UNHEX(%s) USING utf8mb4)"
         sent.append(value)

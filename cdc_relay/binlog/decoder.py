@@ -194,8 +194,9 @@ class Decoder:
         """Rows of the expected transaction that are not wanted again."""
         self._count: i64 = 0
         self.dropped: list[tuple[int, int]] = []
-        self.doubted: i64 = 0  # so many rows from the first on are the table's to judge
         """Rows of the too large transaction that it rolled back to a savepoint, by number."""
+        self.doubted: i64 = 0
+        """So many of its rows, from the first on, are the table's to judge."""
         self.given: i64 = 0
         """Rows of the open, known transaction that were given out already."""
         self._stamp = b""
