@@ -121,6 +121,14 @@ class Loop:
 
     def _see_to(self, message: Message) -> None:
         """Handle one record, or set it aside; raises what the handler raised where it cannot."""
+        if self._dead_letters is not None and self._dead_letters.has(message):
+            # Handled here, it would overtake itself, fail again, and be a letter of a letter.
+            _log.warning(
+                "%s is a dead letter and passed over: send it back to its topic once its cause is "
+                "mended; a subscription should leave the topics of dead letters out",
+                named(message),
+            )
+            return
         tries = outages = losses = 0
         while True:
             try:
@@ -234,20 +242,23 @@ class Loop:
         """Wait, polling: a consumer that does not poll is thrown out of its group."""
         from confluent_kafka import TopicPartition
 
-        paused: list[Any] = []
+        paused: dict[tuple[str, int], TopicPartition] = {}
         deadline = time.monotonic() + seconds
         try:
             while (left := deadline - time.monotonic()) > 0:
                 if self._stop():
                     raise _StoppedError
-                paused = self._consumer.assignment()
-                self._consumer.pause(paused)
+                assigned = self._consumer.assignment()
+                self._consumer.pause(assigned)
+                paused.update(((one.topic, one.partition), one) for one in assigned)
                 message = self._consumer.poll(min(left, _POLL_S))
                 if message is not None and not self._is_error(message):
                     # Of a partition that has just been assigned: it comes again after the wait.
                     self._consumer.seek(TopicPartition(*place(message), offset(message)))
         finally:
-            self._consumer.resume(paused)
+            # Those that the group took away meanwhile as well: the client remembers the pause, and
+            # would let such a partition stand still when it is given back.
+            self._consumer.resume(list(paused.values()))
 
     def _commit_offsets(self, *, last: bool = False) -> None:
         """Commit what was handled. A failure costs nothing: what comes again is a repetition.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .inbox import Arrival
 
 _POLL_S: Final = 0.1
+_SOURCE: Final = "dead_letter_source"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,19 @@ class DeadLetters:
         self._topic = topic
         self._timeout_s = timeout_s
 
+    def has(self, message: Message) -> bool:
+        """Whether ``message`` is a dead letter, of any consumer's, that was read from where these
+        go: a subscription by pattern takes such topics in. One that was sent back to its topic is
+        none any more."""
+        read_from = str(message.topic())
+        headers: Any = message.headers() or []
+        for name, value in headers:
+            if name == _SOURCE and isinstance(value, bytes):
+                topic = value.decode(errors="replace").rsplit("/", 2)[0]
+                if topic != read_from and self._topic.format(topic=topic) == read_from:
+                    return True
+        return False
+
     def send(self, message: Message, consumer: str, reason: str) -> None:
         """Send and wait for the broker's word, ``timeout_s`` at most, in which a full queue may
         empty; raises ``RuntimeError`` without it."""
@@ -75,7 +89,7 @@ class DeadLetters:
             *(message.headers() or []),
             ("dead_letter_consumer", consumer.encode()),
             ("dead_letter_reason", reason.encode()[:2000]),
-            ("dead_letter_source", source.encode()),
+            (_SOURCE, source.encode()),
         ]
         deadline = time.monotonic() + self._timeout_s
         value = message.value()

@@ -46,10 +46,13 @@ class Orders:
         }
 
     def alembic(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "alembic", "-c", "examples/orders/alembic.ini"]
+        """As the README says: a command on the PATH, which does not look where it is run."""
+        command = [Path(sys.executable).with_name("alembic"), "-c", "examples/orders/alembic.ini"]
+        environment = self._environment(self.shop.database)
+        del environment["PYTHONPATH"]
         subprocess.run(
             [*command, *arguments],
-            env=self._environment(self.shop.database),
+            env=environment,
             cwd=ROOT,
             timeout=60,
             check=True,

@@ -67,7 +67,9 @@ class Shop:
         assert self.producer.flush(30) == 0
 
     @contextmanager
-    def consumer(self, settings: Mapping[str, Any] | None = None) -> Iterator[Consumer]:
+    def consumer(
+        self, settings: Mapping[str, Any] | None = None, topic: str | None = None
+    ) -> Iterator[Consumer]:
         made = Consumer(
             {
                 "bootstrap.servers": self.kafka,
@@ -79,7 +81,7 @@ class Shop:
                 **(settings or {}),
             }
         )
-        made.subscribe([self.topic])
+        made.subscribe([topic or self.topic])
         try:
             yield made
         finally:
@@ -90,6 +92,7 @@ class Shop:
         handler: Any,
         until: Callable[[], bool],
         settings: Mapping[str, Any] | None = None,
+        topic: str | None = None,
         **options: Any,
     ) -> None:
         """Run ``consume`` until ``until()``; fails after 60 s."""
@@ -100,7 +103,7 @@ class Shop:
             assert time.monotonic() < deadline, "not within 60 s"
             return until()
 
-        with self.consumer(settings) as consumer:
+        with self.consumer(settings, topic) as consumer:
             inbox.consume(consumer, self.sessions, handler, stop=stop, **options)
 
     def handled(self) -> list[str]:
@@ -312,6 +315,40 @@ def test_an_event_that_cannot_be_handled_goes_to_the_dead_letters(shop: Shop) ->
     # Not claimed: sent again once it is mended, it is handled.
     shop.send("bad")
     shop.consume(add_points, lambda: "bad" in shop.handled())
+
+
+def test_a_pattern_that_takes_in_the_dead_letters(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are passed over: handled again they would be letters of letters, without end. Sent back
+    to its topic, with all its headers, one is handled."""
+    create_topic(shop.kafka, f"{shop.topic}.dead", 1)
+    shop.send("bad")
+    shop.send(None)
+    broken = True
+    tries: list[str] = []
+
+    def handler(session: Session, event: InboxEvent) -> None:
+        tries.append(f"{event.event_id} of {event.topic}")
+        add_points(session, event)
+        if event.event_id == "bad" and broken:
+            raise RuntimeError("broken for good")
+
+    def passed_over() -> int:
+        return caplog.text.count("is a dead letter and passed over")
+
+    options: dict[str, Any] = {"waits": (), "dead_letters": DeadLetters(shop.producer)}
+    pattern = f"^{shop.topic}.*"
+    shop.consume(handler, lambda: passed_over() == 2, topic=pattern, **options)
+    assert tries == [f"bad of {shop.topic}"]
+    bad, _ = shop.dead()
+    broken = False
+    headers = {name: value or b"" for name, value in bad.headers.items()}
+    shop.producer.produce(shop.topic, key=bad.key, value=bad.value, headers=headers)
+    shop.consume(handler, lambda: "bad" in shop.handled(), topic=pattern, **options)
+    assert tries == [f"bad of {shop.topic}"] * 2
+    assert len(shop.dead()) == 2
+    assert passed_over() == 2
 
 
 def test_without_dead_letters_nothing_is_passed_over(shop: Shop) -> None:

@@ -320,11 +320,11 @@ def test_what_others_send_by_the_same_producer_is_theirs(
 # --- the group ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loses", [True, False])
-def test_the_group_changes_during_a_wait(shop: Shop, loses: bool) -> None:
+@pytest.mark.parametrize(("loses", "back"), [(True, "within"), (False, "within"), (False, "after")])
+def test_the_group_changes_during_a_wait(shop: Shop, loses: bool, back: str) -> None:
     """A second consumer takes half of the partitions over, with that of the event that waits or
-    without it, and gives them back: nothing is lost, nothing is handled twice, and no partition
-    stays paused."""
+    without it, and gives them back, within the wait or after it: nothing is lost, nothing is
+    handled twice, and no partition stays paused."""
 
     def send(name: str) -> list[str]:
         sent = [f"{name}-{partition}-{number}" for partition in range(4) for number in range(3)]
@@ -339,7 +339,7 @@ def test_the_group_changes_during_a_wait(shop: Shop, loses: bool) -> None:
         assert shop.producer.flush(30) == 0
         return sent
 
-    waiting, done = threading.Event(), threading.Event()
+    waiting, over, done = threading.Event(), threading.Event(), threading.Event()
     # Partitions are given out in the order of the members' names: the second one has 0 and 1.
     waits_at = 0 if loses else 3
     failures: list[BaseException] = []
@@ -347,7 +347,7 @@ def test_the_group_changes_during_a_wait(shop: Shop, loses: bool) -> None:
 
     def first(session: Session, event: InboxEvent) -> None:
         add_points(session, event)
-        if event.partition == waits_at and not waiting.is_set():
+        if event.partition == waits_at and not (over if back == "after" else waiting).is_set():
             waiting.set()
             raise RuntimeError("not yet")
 
@@ -355,9 +355,17 @@ def test_the_group_changes_during_a_wait(shop: Shop, loses: bool) -> None:
         add_points(session, event)
         seconds.append(event)
 
+    def enough() -> bool:
+        if len(seconds) < 4:
+            return False
+        over.set()
+        return back == "within" or f"before-{waits_at}-2" in shop.handled()
+
+    waits = (12.0,) if back == "within" else (3.0,) * 40
+
     def consume_first(consumer: Consumer) -> None:
         try:
-            Inbox("points").consume(consumer, shop.sessions, first, waits=(12.0,), stop=done.is_set)
+            Inbox("points").consume(consumer, shop.sessions, first, waits=waits, stop=done.is_set)
         except BaseException as error:
             failures.append(error)
 
@@ -369,7 +377,7 @@ def test_the_group_changes_during_a_wait(shop: Shop, loses: bool) -> None:
         try:
             assert waiting.wait(60)
             expected += send("during")
-            shop.consume(second, lambda: len(seconds) >= 4, {**quick, "client.id": "a"})
+            shop.consume(second, enough, {**quick, "client.id": "a"})
             expected += send("after")
             deadline = time.monotonic() + 60
             while len(set(shop.handled())) < len(expected):
