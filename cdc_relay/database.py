@@ -102,6 +102,7 @@ def engine(settings: Settings) -> Engine:
         pool_reset_on_return=None,
         **_NO_ROLLBACK,
     )
+    event.listen(made, "do_connect", _connect)
     event.listen(made, "connect", _prepare_session)
 
     def check(connection: Any, record: Any, _proxy: object) -> None:
@@ -121,6 +122,20 @@ def replica_engine(settings: Settings, address: str) -> Engine:
     url = settings.url().set(host=host, port=int(port or 3306))
     there = {"database_url": url.render_as_string(hide_password=False)}
     return engine(settings.model_copy(update={**there, "database_password_file": None}))
+
+
+def _connect(_dialect: object, _record: object, _args: object, arguments: dict[str, Any]) -> Any:
+    """Connect, and wait for the greeting and the answer to the login no longer than for the
+    connection. (PyMySQL's own ``connect_timeout`` ends with TCP's handshake, which the kernel of a
+    server that hangs still answers; the rest would wait as long as a statement may take.)"""
+    connection: Any = pymysql.connect(**{**arguments, "defer_connect": True})
+    patience = connection._read_timeout
+    connection._read_timeout = min(
+        patience or connection.connect_timeout, connection.connect_timeout
+    )
+    connection.connect()
+    connection._read_timeout = patience
+    return connection
 
 
 def _check_connection(connection: Any, record: Any, timeout: float) -> None:

@@ -108,13 +108,15 @@ def look(connection: Connection, shape: TableShape) -> Picture:
             )
         ]
     [(oldest_sent,)] = ask(f"SELECT {age} FROM {shape.quoted} WHERE status = {SENT}")
-    error = "MAX(last_error)" if "last_error" in shape.columns else "NULL"
+    error = "last_error" if "last_error" in shape.columns else "NULL"
     kinds = [
         [
             Kind(event_type, aggregate_type, int(rows), text or "")
             for event_type, aggregate_type, rows, text in ask(
-                f"SELECT event_type, aggregate_type, COUNT(*) AS many, {error} FROM"
-                f" (SELECT * FROM {shape.quoted} WHERE {condition} ORDER BY id LIMIT {_ROWS})"
+                # No payload: the server would have to sort it, and refuses a large one.
+                "SELECT event_type, aggregate_type, COUNT(*) AS many, MAX(error) FROM"
+                f" (SELECT event_type, aggregate_type, {error} AS error FROM {shape.quoted}"
+                f" WHERE {condition} ORDER BY id LIMIT {_ROWS})"
                 " AS some GROUP BY event_type, aggregate_type ORDER BY many DESC LIMIT 5"
             )
         ]

@@ -50,6 +50,16 @@ def test_diagnose(shop: Harness) -> None:
     assert "\x1b" not in out(shown)
 
 
+def test_diagnose_reads_no_payload(shop: Harness) -> None:
+    """A payload beyond sort_buffer_size can be sorted by no server ("Out of sort memory")."""
+    for key in ("failing", "dead"):
+        shop.ins(key, "x" * 3_000_000)
+    sql = shop.database.sql
+    sql("UPDATE outbox_event SET retry_count = 5, last_error = 'too large'")
+    sql("UPDATE outbox_event SET status = 2 WHERE aggregate_id = 'dead'")
+    assert list(diagnosis(shop)) == ["bad_rows", "dead"]
+
+
 def test_what_diagnose_names_next_is_a_command(shop: Harness) -> None:
     shop.ins("a")
     shop.database.sql("UPDATE outbox_event SET created_at = UTC_TIMESTAMP(6) - INTERVAL 1 HOUR")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pymysql
@@ -11,7 +13,14 @@ from sqlalchemy import exc
 from sqlalchemy.engine import make_url
 
 from cdc_relay.config import Settings
-from cdc_relay.database import connect_arguments, database_errors, engine, explain, retry_locked
+from cdc_relay.database import (
+    connect_arguments,
+    connected,
+    database_errors,
+    engine,
+    explain,
+    retry_locked,
+)
 from cdc_relay.errors import ConfigError, SourceError, SourceUnavailableError
 
 URL = "mysql+pymysql://relay:s3cr€t@db.example:3307/shop"
@@ -115,6 +124,31 @@ def test_an_engine_needs_a_url_and_shows_no_password() -> None:
     made = engine(Settings(database_url=URL))
     assert "s3cr" not in repr(made)
     made.dispose()
+
+
+def test_a_server_that_never_greets_is_away_soon() -> None:
+    # The kernel of a server that hangs still takes connections.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        made = engine(
+            Settings(database_url=f"mysql+pymysql://u@127.0.0.1:{port}/s?connect_timeout=1")
+        )
+        found: list[Exception] = []
+
+        def connect() -> None:
+            try:
+                with connected(made):
+                    pass
+            except Exception as error:
+                found.append(error)
+
+        thread = Thread(target=connect, daemon=True)
+        thread.start()
+        thread.join(60)  # a statement may take 120 s
+    made.dispose()
+    [error] = found
+    assert isinstance(error, SourceUnavailableError)
+    assert "does not answer" in str(error)
 
 
 # --- errors ------------------------------------------------------------------------------------
