@@ -49,6 +49,7 @@ class Look(Generic[_T]):
         """When the last look that succeeded came back (``time.monotonic``)."""
         self.error = ""
         self.took_s = 0.0
+        self._before_s = 0.0
         self._answered_at = time.monotonic()
 
     def start(self) -> None:
@@ -71,8 +72,10 @@ class Look(Generic[_T]):
 
     @property
     def pause_s(self) -> float:
-        """Seconds between two looks."""
-        return self._interval if self.error else max(self._interval, self.took_s / _SHARE)
+        """Seconds between two looks. The cheaper one of the last two counts: one that met a
+        database which hung for a while says nothing of what looks cost."""
+        cost = min(self.took_s, self._before_s)
+        return self._interval if self.error else max(self._interval, cost / _SHARE)
 
     def _run(self) -> None:
         while True:
@@ -88,7 +91,7 @@ class Look(Generic[_T]):
             except Exception as error:  # a bug must not end the looks
                 self._fail(f"{type(error).__name__}: {error}")
             self._answered_at = time.monotonic()
-            self.took_s = self._answered_at - began
+            self._before_s, self.took_s = self.took_s, self._answered_at - began
             if self._ended.wait(self.pause_s):
                 return
 

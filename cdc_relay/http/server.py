@@ -38,6 +38,7 @@ Answer = tuple[str, list[tuple[str, str]], bytes]
 
 _THREADS: Final = 2
 _LOOP_S: Final = 1.0
+# Beyond so many connections those that ask nothing make room, the longest silent first.
 _MOST_CONNECTIONS: Final = 50
 _OPEN_PATHS: Final = ("/metrics", "/healthz", "/readyz")
 _STATIC: Final = {
@@ -198,7 +199,8 @@ def _is_given(header: str, token: str) -> bool:
     kind, _, value = header.partition(" ")
     given = b""
     if kind.lower() == "bearer":
-        given = value.strip().encode("utf-8", "surrogateescape")
+        # WSGI gives the bytes of a header as Latin-1 (PEP 3333).
+        given = value.strip().encode("latin-1", "replace")
     elif kind.lower() == "basic":
         with contextlib.suppress(binascii.Error, ValueError):
             given = base64.b64decode(value.strip(), validate=True).partition(b":")[2]
@@ -251,7 +253,8 @@ class Served:
             self._map,
             sockets=[listener.socket],
             threads=_THREADS,
-            connection_limit=_MOST_CONNECTIONS,
+            # At its own limit waitress accepts nobody, the probes of an orchestrator included.
+            connection_limit=2 * _MOST_CONNECTIONS,
             channel_timeout=30,
             max_request_header_size=16 * 1024,
             max_request_body_size=1024,
@@ -272,6 +275,17 @@ class Served:
         asyncore = self._server.asyncore
         while not self._ended:
             asyncore.loop(timeout=_LOOP_S, use_poll=True, map=self._map, count=1)
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Let browsers that keep their connections open, or who never ends a request, hold up
+        nobody else. One connection is accepted in each turn of the loop, so this is in time."""
+        channels = self._server.active_channels.values()
+        excess = len(channels) - _MOST_CONNECTIONS
+        if excess > 0:
+            silent = [channel for channel in channels if not channel.requests]
+            for channel in sorted(silent, key=lambda one: float(one.last_activity))[:excess]:
+                channel.will_close = True
 
     def close(self) -> None:
         """End it; what is being answered is left."""

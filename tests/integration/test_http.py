@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -341,6 +342,16 @@ def test_a_foreign_name_that_points_here_is_refused(mysql_shop: Harness) -> None
     for name in ("evil.example", f"evil.example:{web.port}", "localhost.evil.example", ""):
         assert web.ask("/data.json", {"Host": name}).status == 403, name
     assert web.ask("/healthz", {"Host": "10.0.0.7:8080"}).status == 200
+
+
+def test_connections_that_ask_nothing_hold_up_no_probe(mysql_shop: Harness) -> None:
+    _, web = serve(mysql_shop, **SERVED)
+    with ExitStack() as stack:
+        for _ in range(300):
+            one = stack.enter_context(socket.create_connection(("127.0.0.1", web.port), 10))
+            one.sendall(b"GET /healthz HT")  # and no more: the server has to wait
+        for path in ("/healthz", "/metrics", "/"):
+            assert web.ask(path).status == 200
 
 
 def test_beyond_loopback_the_page_needs_a_token(mysql_shop: Harness, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from cdc_relay.errors import ConfigError
 from cdc_relay.http import health
 from cdc_relay.http.advice import advice, reason_advice
 from cdc_relay.http.history import COLUMNS, Ring, percentile
+from cdc_relay.http.looks import Look
 from cdc_relay.http.page import _troubled_row, duration
-from cdc_relay.http.server import Listener
+from cdc_relay.http.server import Listener, _is_given
 from cdc_relay.position import GtidSet, MariaGtidPosition, Position
 from cdc_relay.store import Troubled
 from cdc_relay.vitals import Distribution, Vitals
@@ -236,3 +237,40 @@ def test_an_address_that_is_not_here_is_one_line() -> None:
 def test_when_a_parked_row_is_tried_again(due_in_s: float | None, text: str) -> None:
     row = Troubled("e", "order", "a", "CREATED", 2, False, due_in_s, "too large")
     assert _troubled_row(row)[4] == text
+
+
+@pytest.mark.parametrize(
+    ("costs", "pauses"),
+    [
+        ([0.0, 100.0, 0.0], [5.0, 5.0, 5.0]),
+        ([100.0, 0.0, 0.0], [5.0, 5.0, 5.0]),
+        ([1.0, 2.0, 3.0], [5.0, 20.0, 40.0]),
+    ],
+)
+def test_a_look_that_hung_once_blinds_nobody(
+    costs: list[float], pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 1000.0
+    left = list(costs)
+    waited: list[float] = []
+
+    def take() -> None:
+        nonlocal clock
+        clock += left.pop(0)
+
+    def wait(pause: float) -> bool:
+        waited.append(pause)
+        return not left
+
+    monkeypatch.setattr("cdc_relay.http.looks.time.monotonic", lambda: clock)
+    look = Look("the database", take, 5.0)
+    monkeypatch.setattr(look._ended, "wait", wait)
+    look._run()
+    assert waited == pauses
+
+
+def test_a_token_may_be_any_text() -> None:
+    token = "pässwört-für-alle"
+    header = f"Bearer {token}".encode().decode("latin-1")  # as WSGI gives it
+    assert _is_given(header, token)
+    assert not _is_given(header, "another-token-of-16")
