@@ -51,6 +51,12 @@ class Insert:
         used = {column.name for column in there.values()} | {theirs.get("id")}
         self.own = tuple(column.name for column in table.columns if column.name not in used)
         """Columns that are no outbox table's: the service's."""
+        self.defaults: dict[str, Any] = {
+            name: default
+            for name in self.own
+            if (default := table.columns[name].default) is not None
+        }
+        """Of those, the ones whose default SQLAlchemy gives, not the database."""
         self._forms = _forms(there)
         if self.has_time:
             self._now = _now(there["created_at"])

@@ -344,6 +344,8 @@ class Outbox:
             if not insert.has_time:
                 raise ValueError(f"table {self._table.name} has no column created_at")
             parameters.append(utc(occurred_at).strftime("%Y-%m-%d %H:%M:%S.%f"))
+        if insert.defaults:
+            columns = {**self._own_defaults(columns or {}), **(columns or {})}
         if columns:
             own = self._own(columns)
             parameters += own
@@ -364,6 +366,23 @@ class Outbox:
         return [
             self._own_value(name, columns[name]) for name in self._insert.own if name in columns
         ]
+
+    def _own_defaults(self, given: Mapping[str, object]) -> dict[str, object]:
+        """What SQLAlchemy would give for the service's columns that the event does not."""
+        values: dict[str, object] = {}
+        for name, default in self._insert.defaults.items():
+            if name in given:
+                continue
+            if default.is_scalar:
+                values[name] = default.arg
+            elif default.is_callable:
+                values[name] = default.arg(None)  # no context: the row is not SQLAlchemy's
+            else:
+                raise ValueError(
+                    f"columns: the default of {name!r} is an SQL expression of SQLAlchemy's: make "
+                    "it a server_default, or give a value"
+                )
+        return values
 
     def _own_value(self, name: str, value: object) -> object:
         if isinstance(value, Enum):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from sqlalchemy import Table
 
 _PLACE: Final = re.compile("%[%s]")
+_INTO: Final = re.compile(r"INSERT INTO (?:`((?:[^`]|``)+)`\.(?=`))?")
 _ESCAPED: Final = re.compile("[\"'\\\\\n\r\x1a]")
 """What some driver or other puts a backslash before."""
 
@@ -22,6 +23,16 @@ def quoted_table(table: Table) -> str:
     """A table's quoted name, with its schema where it has one."""
     schema = f"{quoted(table.schema)}." if table.schema else ""
     return f"{schema}{quoted(table.name)}"
+
+
+def in_schema(sql: str, names: Mapping[str | None, str | None]) -> str:
+    """The same INSERT in the schema that SQLAlchemy's ``schema_translate_map`` has for its own."""
+    match = _INTO.match(sql)
+    assert match is not None, sql
+    schema = match[1].replace("``", "`").replace("%%", "%") if match[1] else None
+    schema = names.get(schema, schema)
+    into = f"{quoted(schema)}." if schema else ""
+    return f"INSERT INTO {into}{sql[match.end() :]}"
 
 
 def tuple_of(parts: list[str]) -> str:

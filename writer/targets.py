@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, TwoPhaseTransaction, insert
+from sqlalchemy import Connection, CursorResult, Engine, Table, TwoPhaseTransaction, insert
 from sqlalchemy.orm import Session, scoped_session
 
 from cdc_relay.errors import NotInTransactionError
 
-from .sql import ascii_only
+from .sql import ascii_only, in_schema
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -33,6 +33,8 @@ AsyncTarget: TypeAlias = "AsyncSession | async_scoped_session[Any] | AsyncConnec
 
 # SERVER_STATUS_IN_TRANS of the client protocol: a transaction is open on the server.
 _IN_TRANSACTION: Final = 0x0001
+# SERVER_STATUS_NO_BACKSLASH_ESCAPES: the session's sql_mode has NO_BACKSLASH_ESCAPES.
+_NO_BACKSLASHES: Final = 0x0200
 
 
 class Transaction(Protocol):
@@ -67,11 +69,21 @@ class _OnConnection:
         self.hexadecimal = _escapes_by_itself(connection.connection.driver_connection)
 
     def insert(self, sql: str, parameters: Sequence[object]) -> None:
-        self._connection.exec_driver_sql(*ascii_only(sql, parameters, self.hexadecimal))
+        self._run(sql, parameters)
 
     def upsert(self, sql: str, parameters: Sequence[object]) -> tuple[int, int]:
-        result = self._connection.exec_driver_sql(*ascii_only(sql, parameters, self.hexadecimal))
+        result = self._run(sql, parameters)
         return result.rowcount, result.lastrowid or 0
+
+    def _run(self, sql: str, parameters: Sequence[object]) -> CursorResult[Any]:
+        options = self._connection.get_execution_options()
+        if schemas := options.get("schema_translate_map"):
+            sql = in_schema(sql, schemas)
+        # Streaming is for a SELECT; asynchronous drivers would not give the last insert id.
+        own = {"stream_results": False} if "stream_results" in options else None
+        return self._connection.exec_driver_sql(
+            *ascii_only(sql, parameters, self.hexadecimal), execution_options=own
+        )
 
     def number(self, sql: str) -> int:
         return int(self._connection.exec_driver_sql(sql).scalar_one())
@@ -255,7 +267,11 @@ def _autocommits(connection: Any) -> bool:
 def _escapes_by_itself(connection: Any) -> bool:
     """Whether parameters are escaped by a ``converter`` of MySQL Connector's (``use_pure``, or one
     of the service's own): it goes by the ``sql_mode`` of the first statement, or by none at all,
-    whatever the session's is now."""
+    whatever the session's is now. Or by asyncmy, which goes by NO_BACKSLASH_ESCAPES for too long
+    once it was set: it overlooks a server status of 0."""
+    status = getattr(connection, "server_status", None)
+    if isinstance(status, int) and status & _NO_BACKSLASHES:
+        return True
     return callable(getattr(getattr(connection, "converter", None), "escape", None))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import json
 import subprocess
 import sys
@@ -15,7 +16,21 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, Integer, MetaData, Numeric, Table, create_engine, inspect, text
+from sqlalchemy import (
+    Column,
+    DateTime,
+    Engine,
+    Integer,
+    MetaData,
+    Numeric,
+    String,
+    Table,
+    create_engine,
+    func,
+    inspect,
+    select,
+    text,
+)
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session
 from sqlalchemy.orm import sessionmaker as session_maker
@@ -529,6 +544,54 @@ def test_columns_of_the_services_own(database: Database, engine: Engine) -> None
         ("ORDER_CREATED", 3, str(uuid.UUID(int=7))),
         ("ORDER_CREATED", 3, "raw"),
     )
+
+
+def test_defaults_that_only_sqlalchemy_knows(database: Database, engine: Engine) -> None:
+    """Of a declared table: the database has none for these columns."""
+    metadata = MetaData()
+    table = outbox_table(metadata)
+    numbers = itertools.count(1)
+    table.append_column(Column("tenant", String(20), default="acme"))
+    table.append_column(Column("n", Integer, default=lambda: next(numbers), nullable=False))
+    metadata.create_all(engine)
+    outbox = Outbox(table)
+    with engine.begin() as connection:
+        outbox.add(connection, **EVENT)
+        outbox.add(connection, **EVENT, columns={"tenant": None})
+        outbox.add_all(connection, [EVENT, {**EVENT, "columns": {"n": 9}}])  # type: ignore[list-item]
+    rows = database.sql("SELECT tenant, n FROM outbox_event ORDER BY id")
+    assert rows == (("acme", 1), (None, 2), ("acme", 3), ("acme", 9))
+    table.append_column(Column("at", DateTime, default=func.now()))
+    other = Outbox(table)
+    with engine.begin() as connection, pytest.raises(ValueError, match="default of 'at' is an SQL"):
+        other.add(connection, **EVENT)
+
+
+def test_schemas_that_sqlalchemy_translates(database: Database, engine: Engine) -> None:
+    """The event goes where the business rows go, and its number and its claim with it."""
+    name = f"{database.name[:50]}_t`%s"
+    quoted = name.replace("`", "``")
+    database.sql(f"CREATE DATABASE `{quoted}`")
+    try:
+        metadata = MetaData()
+        kept = outbox_table(metadata, f"{database.name}.kept")
+        moved = [make(metadata) for make in (outbox_table, sequence_table, inbox_table)]
+        outbox, inbox = Outbox(moved[0], sequences=moved[1]), Inbox("x", moved[2])
+        translated = engine.execution_options(schema_translate_map={None: name, "shop": name})
+        metadata.create_all(translated)
+        with Session(translated) as session, session.begin():
+            outbox.add(session, **EVENT)
+            outbox.add_all(session, [EVENT])  # type: ignore[list-item]
+            Outbox("shop.outbox_event").add(session, **EVENT)
+            Outbox(kept).add(session, **EVENT)
+            assert inbox.claim(session, "e-1")
+            counts = [
+                session.execute(select(func.count()).select_from(one)).scalar_one()
+                for one in (*moved, kept)
+            ]
+        assert counts == [3, 1, 1, 1]
+    finally:
+        database.sql(f"DROP DATABASE `{quoted}`")
 
 
 def test_another_schema_and_a_table_name_with_percent(database: Database, engine: Engine) -> None:

@@ -193,6 +193,38 @@ def test_the_packet_size_where_text_goes_as_digits(database: Database) -> None:
     assert len(rows(database)) == 10
 
 
+@pytest.mark.parametrize("dialect", drivers.ASYNC)
+def test_a_sql_mode_that_was_left_async(database: Database, dialect: str) -> None:
+    """asyncmy does not notice, and escapes for the one before."""
+    quoting(database)
+
+    async def body(engine: AsyncEngine) -> None:
+        async with engine.connect() as connection:
+            await connection.exec_driver_sql("SET sql_mode = 'NO_BACKSLASH_ESCAPES'")
+            await connection.commit()
+            await connection.exec_driver_sql("SET sql_mode = ''")
+            await connection.run_sync(add_what_needs_quoting)
+            await connection.commit()
+
+    drivers.run_async(dialect, database, body)
+    assert_quoted(database)
+
+
+@pytest.mark.parametrize("dialect", drivers.ASYNC)
+def test_an_engine_that_streams(database: Database, outbox: Outbox, dialect: str) -> None:
+    """Streaming is for results; a claim and a number are none."""
+
+    async def body(engine: AsyncEngine) -> None:
+        async with engine.execution_options(stream_results=True).begin() as connection:
+            await outbox.add_async(connection, **EVENT, event_type="e1")
+            inbox = Inbox("points")
+            claims = [await inbox.claim_async(connection, "e-1") for _ in range(3)]
+            assert claims == [True, False, False]
+
+    drivers.run_async(dialect, database, body)
+    assert numbers(database) == [1]
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dialect", drivers.ASYNC)
 def test_any_sql_mode_async(database: Database, dialect: str, mode: str) -> None:
