@@ -13,7 +13,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ _MOST_REASONS: Final = 20
 _QUIET_S: Final = 60.0
 _GATHER_S: Final = 1.0
 _CLOSE_S: Final = 5.0
+_LOOK_S: Final = 0.2
 # A target that fails after so long hangs: it is left out of the rest of a round.
 _HANGS_S: Final = 1.0
 
@@ -129,15 +130,23 @@ class Alerts:
             self._thread = threading.Thread(target=self._run, name="alerts", daemon=True)
             self._thread.start()
 
-    def close(self, timeout: float = _CLOSE_S) -> None:
-        """Send what is left, and return after ``timeout`` seconds at the latest."""
+    def close(
+        self, timeout: float = _CLOSE_S, stopping: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Send what is left, and return after ``timeout`` seconds at the latest; five seconds
+        after ``stopping`` says that the process has to end."""
         if self._thread is None and self._digests:
             self.start()
         if self._thread is not None:
             self._closing.set()
-            self._thread.join(timeout)
+            until = time.monotonic() + timeout
+            hurried = False
+            while self._thread.is_alive() and (left := until - time.monotonic()) > 0:
+                if not hurried and stopping():
+                    hurried, until = True, time.monotonic() + min(left, _CLOSE_S)
+                self._thread.join(min(left, _LOOK_S))
             if self._thread.is_alive():
-                log.warning("alert not delivered", reason=f"no target took it in {timeout:g} s")
+                log.warning("alert not delivered", reason="no target took it in time")
 
     def _run(self) -> None:
         while not self._closing.wait(_GATHER_S):

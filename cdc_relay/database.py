@@ -35,6 +35,7 @@ _CONNECT_TIMEOUT_S: Final = 10
 # Long enough for a count over a large table; short enough that a dead link is noticed.
 _READ_TIMEOUT_S: Final = 120
 _LOCK_WAIT_S: Final = 5
+_NO_LIMIT: Final = 2**64 - 1
 # From 2.0.43 on SQLAlchemy can leave out the rollback of a connection in autocommit.
 _NO_ROLLBACK: Final[dict[str, Any]] = (
     {"skip_autocommit_rollback": True}
@@ -168,8 +169,12 @@ def _minimal_row_image(connection: Any, _record: object) -> None:
 def _prepare_session(connection: Any, _record: object) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        # autocommit is said in so many words: the driver goes by the greeting, which claims it
+        # where the server's own default (or its init_connect) is off, and marks would be lost.
+        # A limit of rows for all that name none would cut off the list of the table's columns.
         cursor.execute(
-            f"SET SESSION time_zone = '+00:00', innodb_lock_wait_timeout = {_LOCK_WAIT_S}"
+            f"SET SESSION time_zone = '+00:00', innodb_lock_wait_timeout = {_LOCK_WAIT_S},"
+            f" autocommit = 1, sql_select_limit = {_NO_LIMIT}"
         )
 
 
@@ -261,6 +266,8 @@ _UNAVAILABLE: Final = (
     # transactions, a statement's time is over: somebody may be mending it.
     *(1021, 1047, 1114, 1180, 1206, 1637, 1969, 3024, 3100, 3101),
 )
+# Of those, where there was an answer: the client's own errors and the lost connections are none.
+_NO_ANSWER: Final = (0, 1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1927, 4031)
 _DENIED: Final = re.compile(r"(.+?) command denied to user (\S+) for (?:table|column) (.+)")
 
 
@@ -334,7 +341,9 @@ def explain(error: Exception, url: URL) -> SourceError:
     if code in _LOCKED:
         return SourceUnavailableError(f"{server}: other sessions hold the rows: {message}")
     if code in _UNAVAILABLE:
-        return SourceUnavailableError(f"{server} does not answer: {message or 'connection lost'}")
+        silent = code in _NO_ANSWER or 2000 <= code < 3000
+        what = "does not answer" if silent else "cannot do it now"
+        return SourceUnavailableError(f"{server} {what}: {message or 'connection lost'}")
     return SourceError(f"{server} refused a statement: {message} ({code})")
 
 

@@ -575,11 +575,16 @@ class Store:
         if payload:
             names += ["payload"] + ["headers"] * ("headers" in self._shape.columns)
         which, parameters = _which(event_ids)
-        rows = self._read(
-            f"SELECT {', '.join(names)} FROM {self._table} WHERE status = {DEAD}{which}"
-            f" ORDER BY id LIMIT {int(limit)}",
-            parameters,
-        )
+        dead = f" FROM {self._table} WHERE status = {DEAD}"
+        tail = f" ORDER BY id LIMIT {int(limit)}"
+        if payload:
+            # By their ids, which come in order: the server has no room to sort large payloads.
+            ids = [
+                str(int(row_id))
+                for [row_id] in self._read(f"SELECT id{dead}{which}{tail}", parameters)
+            ]
+            which, parameters = f" AND id IN ({','.join(ids) or '0'})", ()
+        rows = self._read(f"SELECT {', '.join(names)}{dead}{which}{tail}", parameters)
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def revive(self, event_ids: Sequence[str] | None) -> int:

@@ -57,10 +57,10 @@ def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summa
     alerts = Alerts.of(settings)
     spans = Spans.of(settings)
     database = engine(settings)
-    summary = Summary()
-    worked = True
-    try:
-        with stop_on_signal() as stop:
+    # To the end, alerts and record included: a signal may come in any of it.
+    with stop_on_signal() as stop:
+        summary, worked = Summary(), True
+        try:
             with connected(database) as connection:
                 shape = describe_table(connection, settings)
             store = Store(
@@ -89,17 +89,17 @@ def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summa
                     _run_passes(settings, compensator, turns, stop, started)
                 else:
                     worked = _run_once(compensator, turns)
-    except CdcRelayError as error:
-        summary.error, summary.exit_code = str(error), error.exit_code
-    finally:
-        alerts.close(_ALERTS_S)
-        database.dispose()
-        if spans is not None:
-            spans.close()
-    summary.seconds = time.monotonic() - started
-    # Where Kafka failed the pass, it would not take the record either.
-    if worked and summary.exit_code != SinkError.exit_code:
-        record_pass(settings, summary.as_dict())
+        except CdcRelayError as error:
+            summary.error, summary.exit_code = str(error), error.exit_code
+        finally:
+            alerts.close(_ALERTS_S, stop.is_set)
+            database.dispose()
+            if spans is not None:
+                spans.close()
+        summary.seconds = time.monotonic() - started
+        # Where Kafka failed the pass, it would not take the record either.
+        if worked and summary.exit_code != SinkError.exit_code:
+            record_pass(settings, summary.as_dict())
     return summary
 
 

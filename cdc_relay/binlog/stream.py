@@ -784,7 +784,8 @@ def open_connection(arguments: dict[str, Any], timeout: float) -> Connection:
                 **arguments,
                 "autocommit": True,
                 "charset": "utf8mb4",
-                "init_command": "SET time_zone = '+00:00'",
+                # Whatever the server's own defaults are; autocommit, then, as the driver finds it.
+                "init_command": f"SET time_zone = '+00:00', sql_select_limit = {2**64 - 1}",
                 "connect_timeout": max(1, int(timeout)),
                 "read_timeout": timeout,
                 "write_timeout": timeout,

@@ -189,6 +189,36 @@ def test_a_missing_grant_is_named(grants: list[str], words: list[str], shop: Har
 
 
 @pytest.mark.parametrize("name", ["own_mysql", "own_mariadb"])
+@pytest.mark.parametrize("default", ["autocommit = 0", "sql_select_limit = 3"])
+def test_a_server_with_defaults_of_its_own(
+    default: str, name: str, request: pytest.FixtureRequest, harness: MakeHarness
+) -> None:
+    """What is marked and deleted is committed, and what is read is whole."""
+    server: MySQL | MariaDB = request.getfixturevalue(name)
+    with Database.create(server.url()) as database:
+        shop = harness(database)
+        ids = [shop.ins(f"k{number}") for number in range(8)]
+        setting = default.partition(" ")[0]
+        [(usual,)] = database.sql(f"SELECT @@GLOBAL.{setting}")
+        try:
+            database.sql(f"SET GLOBAL {default}")
+            assert shop.compensate()["sent"] == 8
+            assert shop.compensate()["sent"] == 0
+            assert shop.count(1) == 8
+            assert shop.run("purge", "--older-than", "0s").wait() == 0
+            assert shop.count(1) == 0
+            ids += [shop.ins(f"k{number}") for number in range(8)]
+            relay = shop.relay()
+            shop.wait_sent(8)
+            ids += [shop.ins(f"k{number}") for number in range(8)]
+            shop.wait_sent(16)
+            assert relay.terminate() == 0
+        finally:
+            database.sql(f"SET GLOBAL {setting} = {usual}")
+        assert sorted(message.event_id for message in shop.messages()) == sorted(ids)
+
+
+@pytest.mark.parametrize("name", ["own_mysql", "own_mariadb"])
 def test_a_binlog_without_rows(
     name: str, request: pytest.FixtureRequest, harness: MakeHarness
 ) -> None:

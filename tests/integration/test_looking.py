@@ -75,6 +75,17 @@ def test_what_diagnose_names_next_is_a_command(shop: Harness) -> None:
     assert list(diagnosis(shop)) == ["no_relay"]
 
 
+def test_a_dead_row_is_shown_without_an_index_on_its_event_id(mysql_shop: Harness) -> None:
+    """MySQL refuses to sort a JSON column that is larger than its sort buffer."""
+    shop = mysql_shop
+    large = shop.ins("a", {"x": "y" * 3_000_000})
+    shop.database.sql("ALTER TABLE outbox_event DROP KEY uk_event_id")
+    shop.database.sql("UPDATE outbox_event SET status = 2, retry_count = 11")
+    shown = shop.run("dead", "show", large)
+    assert shown.wait() == 0, shown.text()
+    assert len(out(shown)) > 3_000_000
+
+
 def test_status_is_watched(mysql_shop: Harness) -> None:
     process = mysql_shop.spawn("status", "--json", "--watch", "--every", "100ms")
     stdout = process._process.stdout

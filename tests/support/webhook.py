@@ -16,6 +16,9 @@ class Webhook:
     def __init__(self) -> None:
         self.received: list[dict[str, Any]] = []
         self.status = 200
+        self.answers = threading.Event()
+        """Cleared, it keeps who has sent something waiting."""
+        self.answers.set()
         self.arrived = threading.Semaphore(0)
         self.url = ""
 
@@ -27,6 +30,7 @@ class Webhook:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 webhook.received.append(json.loads(body))
+                webhook.answers.wait(60)
                 self.send_response(webhook.status)
                 self.end_headers()
                 webhook.arrived.release()

@@ -162,6 +162,15 @@ def test_a_target_that_hangs_is_waited_for_once(webhook: tuple[Webhook, str]) ->
     calls[0].close()
 
 
+def test_a_process_that_has_to_end_waits_for_its_targets_no_longer_than_that() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:  # never answers
+        alerts = Alerts([f"json://127.0.0.1:{listener.getsockname()[1]}/?rto=600"], "shop")
+        alerts.dead(event(1), 11, "too large")
+        alerts.close(3600, lambda: True)
+        assert alerts._thread is not None
+        assert alerts._thread.is_alive()  # the target still has its time
+
+
 def test_what_nobody_has_taken_is_sent_again(webhook: tuple[Webhook, str]) -> None:
     hook, url = webhook
     hook.status = 503

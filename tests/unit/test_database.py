@@ -205,7 +205,11 @@ ERRORS: list[tuple[Exception, type[SourceError], str]] = [
     (pymysql.err.OperationalError(2013, "lost"), SourceUnavailableError, "does not answer: lost"),
     (pymysql.err.InterfaceError(0, ""), SourceUnavailableError, "connection lost"),
     (pymysql.err.OperationalError(1213, "Deadlock"), SourceUnavailableError, "hold the rows"),
-    (pymysql.err.OperationalError(1290, "--read-only"), SourceUnavailableError, "--read-only"),
+    (
+        pymysql.err.OperationalError(1290, "--read-only"),
+        SourceUnavailableError,
+        "db.example:3307 cannot do it now: --read-only",  # it does answer
+    ),
     (pymysql.err.OperationalError(1114, "table is full"), SourceUnavailableError, "is full"),
     (pymysql.err.OperationalError(1047, "not prepared"), SourceUnavailableError, "not prepared"),
     (pymysql.err.OperationalError(3101, "certification"), SourceUnavailableError, "certification"),
