@@ -16,7 +16,7 @@ import tempfile
 import time
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
@@ -96,6 +96,9 @@ class Audit:
         self._read = read
         self._only = topics
         self._progress = progress
+        self.without_rows: Collection[str] = ()
+        """Of the topics asked for, those where no row of the range goes; known when the records are
+        read."""
         self._numbers: dict[str, int] = {}
         self._by_type: dict[tuple[str, str], int | None] = {}
         self.report = Report()
@@ -115,6 +118,7 @@ class Audit:
             )
             self._write_rows(rows, since_us, until_us)
             # Topics asked for by name are read also where no row goes to them.
+            self.without_rows = self._only - self._numbers.keys()
             for topic in sorted(self._only):
                 self._number(topic)
             self.report.topics = sorted(self._numbers)

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from cdc_relay.cli.text import printable
 from cdc_relay.errors import CdcRelayError
 
 # Name, and the line in the help; the command is ``command`` in the module of that name here.
@@ -114,5 +115,5 @@ def _report_bug(error: Exception) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"error: {' '.join(message.split())}", err=True)
+    click.echo(printable(f"error: {' '.join(message.split())}"), err=True)
     return code

@@ -10,9 +10,10 @@ import click
 
 from cdc_relay.audit import Audit, Report, name_samples
 from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
+from cdc_relay.cli.text import printable
 from cdc_relay.cli.times import Moment, moment, opened
 from cdc_relay.config import Settings
-from cdc_relay.errors import RowsFailingError, SinkError
+from cdc_relay.errors import ConfigError, RowsFailingError, SinkError
 from cdc_relay.kafka.reader import Read, Reader
 from cdc_relay.resend import resend
 from cdc_relay.router import Router
@@ -71,6 +72,12 @@ def command(
             raise click.BadParameter("it is not before --until", param_hint="--since")
 
         def read(names: list[str], since_ms: int) -> Iterable[list[Read]]:
+            there = reader.topics()
+            for name in sorted(audit.without_rows):
+                if name not in there:
+                    raise ConfigError(
+                        f"--topic: there is no topic {name!r}, and no row of the range goes there"
+                    )
             return reader.since(names, since_ms)
 
         with _progress(as_json) as tell:
@@ -146,7 +153,7 @@ def _show(report: Report) -> None:
     console.print(table)
     for kind in ("missing", "duplicates", "out_of_order"):
         for sample in report.samples[kind]:
-            fields = " ".join(f"{name}={value}" for name, value in sample.items())
+            fields = printable(" ".join(f"{name}={value}" for name, value in sample.items()))
             console.print(f"{kind}: {fields}", soft_wrap=True, markup=False)
     lost = report.missing["pending"] + report.missing["dead"]
     if missing - lost - report.resent > 0:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 
 from cdc_relay.cli.options import DATABASE, LOGGING, settings_options
+from cdc_relay.cli.text import printable
 from cdc_relay.config import Settings
 from cdc_relay.database import connected, describe_table, engine
 from cdc_relay.errors import ConfigError
@@ -58,7 +59,8 @@ def list_(settings: Settings, limit: int, as_json: bool) -> None:
     for row in rows:
         aggregate = f"{row['aggregate_type']}/{row['aggregate_id']}"
         texts = (row["id"], row["event_id"], aggregate, row["event_type"], row["retry_count"])
-        table.add_row(*map(str, texts), str(row.get("last_error") or ""))
+        cells = (*map(str, texts), str(row.get("last_error") or ""))
+        table.add_row(*map(printable, cells))
     console.print(table)
     if more:
         click.echo(f"and more: these are the first {limit} (--limit)")

@@ -11,6 +11,7 @@ import click
 from sqlalchemy import Connection
 
 from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, duration, settings_options
+from cdc_relay.cli.text import printable
 from cdc_relay.config import Settings
 from cdc_relay.database import connected, describe_table, engine
 from cdc_relay.diagnose import Diagnosis, Picture, judge, look
@@ -126,5 +127,5 @@ def _show(picture: Picture, found: list[Diagnosis]) -> None:
         table.add_row(name, str(group.retry_count), f"{group.rows:,}", f"{group.oldest_s:,.0f}")
     console.print(table)
     for one in found:
-        console.print(f"{one.name}: {one.text}", soft_wrap=True)
+        console.print(printable(f"{one.name}: {one.text}"), soft_wrap=True)
         console.print(f"    next: {one.next}", soft_wrap=True)

@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
+from cdc_relay.cli.text import printable
 from cdc_relay.config import Settings
 
 _WHERE: Final = {
@@ -70,11 +71,11 @@ def command(settings: Settings, quiet: bool, as_json: bool) -> int:
             continue
         sign, colour = _SIGNS[finding.level]
         console.print(f"{sign:8}", style=f"bold {colour}", end="")
-        console.print(f"{finding.area} {finding.check}: {finding.text}")
+        console.print(f"{finding.area} {finding.check}: {printable(finding.text)}")
         if finding.mend:
             console.print(f"         {_WHERE[finding.how]}:", style="dim")
             for line in finding.mend:
-                console.print(f"             {line}")
+                console.print(f"             {printable(line)}")
     levels = [finding.level for finding in found]
     console.print(
         f"{levels.count('failure')} failures, {levels.count('warning')} warnings, "

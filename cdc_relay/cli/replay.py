@@ -8,6 +8,7 @@ from itertools import chain
 import click
 
 from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
+from cdc_relay.cli.text import printable
 from cdc_relay.cli.times import Moment, moment, opened
 from cdc_relay.config import Settings
 from cdc_relay.errors import ConfigError, UnroutableError
@@ -71,10 +72,11 @@ def command(
                     where = f"to {router.route(event).topic}"
                 except UnroutableError as error:
                     where = f"cannot be sent: {error}"
-                click.echo(
+                line = (
                     f"{event.id} {event.event_id} {event.aggregate_type}/{event.aggregate_id} "
                     f"{event.event_type} {where}"
                 )
+                click.echo(printable(line))
             if len(chosen) > _SHOWN:
                 click.echo(f"… and {len(chosen) - _SHOWN} more")
         if not (dry_run or yes):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -11,6 +12,7 @@ from typing import Any, Final
 import click
 
 from cdc_relay.cli.options import KAFKA, LOGGING, settings_options
+from cdc_relay.cli.text import printable
 from cdc_relay.cli.times import Moment, moment
 from cdc_relay.config import Settings
 from cdc_relay.errors import ConfigError
@@ -41,16 +43,27 @@ def command(
     as_json: bool,
 ) -> None:
     """Follow the records of the topics that the topic template names, one line each, as a
-    read_committed consumer sees them. Nothing is committed and no group is joined. Ctrl-C ends."""
+    read_committed consumer sees them. Topics that are made meanwhile are followed, too. Nothing is
+    committed and no group is joined. Ctrl-C ends."""
     settings.require("kafka_bootstrap")
     with closing(Reader(settings)) as reader:
-        names = list(topics) or settings.routing().topics_of(reader.topics())
+
+        def chosen(there: Mapping[str, int]) -> list[str]:
+            return list(topics) or settings.routing().topics_of(there)
+
+        there = reader.topics()
+        names = chosen(there)
+        missing = [name for name in topics if name not in there]
         if not names:
-            templates = ", ".join(settings.routing().templates)
-            raise ConfigError(f"topic: no topic is named like {templates} yet")
+            missing = [f"like {one}" for one in settings.routing().templates]
+        if missing:
+            text = f"topic: no topic is named {', '.join(missing)} yet"
+            if until_current:
+                raise ConfigError(text)
+            click.echo(f"{printable(text)}: waiting for it", err=True)
         since_ms = since.at(time.time_ns() // 1000) // 1000 if since else None
         batches = (
-            reader.since(names, since_ms or 0) if until_current else reader.follow(names, since_ms)
+            reader.since(names, since_ms or 0) if until_current else reader.follow(chosen, since_ms)
         )
         try:
             for batch in batches:
@@ -85,6 +98,6 @@ def _line(one: Read, as_json: bool, no_payload: bool) -> str:
     key = one.key.decode("utf-8", "backslashreplace")
     text = f"{at} {one.topic}[{one.partition}]@{one.offset} {key} {kind} {one.event_id or '-'}"
     if no_payload:
-        return text
+        return printable(text)
     shown = "null" if value is None else " ".join(value.split())
-    return f"{text} {shown[: _SHOWN - 1] + '…' if len(shown) > _SHOWN else shown}"
+    return printable(f"{text} {shown[: _SHOWN - 1] + '…' if len(shown) > _SHOWN else shown}")

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 from confluent_kafka import (
+    OFFSET_BEGINNING,
     OFFSET_END,
     TIMESTAMP_CREATE_TIME,
     Consumer,
@@ -25,6 +26,7 @@ from cdc_relay.kafka.client import base_config, create, final, sink_error, text
 log: Any = structlog.get_logger(__name__)
 
 _BATCH: Final = 5_000
+_NEW_TOPICS_S: Final = 10.0
 
 
 class Read(NamedTuple):
@@ -82,7 +84,7 @@ class Reader:
         """Yield everything in ``topics`` from the first record that is not older than
         ``since_ms`` to the present end, each partition in order. What was sent late is there too:
         a partition is read to its end, whatever the records' times."""
-        partitions = self._partitions(topics)
+        partitions = self._partitions(lambda _: topics)
         if not partitions:
             return
         with self._errors("cannot read the topics"):
@@ -101,10 +103,13 @@ class Reader:
                     + (self._trouble or "are the brokers up?")
                 )
 
-    def follow(self, topics: Sequence[str], since_ms: int | None) -> Iterator[list[Read]]:
-        """Yield what comes from now on, or from ``since_ms`` on, without end; an empty list about
-        once a second while nothing does."""
-        partitions = self._partitions(topics)
+    def follow(
+        self, choose: Callable[[dict[str, int]], Sequence[str]], since_ms: int | None
+    ) -> Iterator[list[Read]]:
+        """Yield what comes from now on, or from ``since_ms`` on, without end; an empty list several
+        times a second while nothing does. ``choose`` names the topics among all that there are;
+        it is asked again every ten seconds, and what is new is read from its first record."""
+        partitions = self._partitions(choose)
         with self._errors("cannot read the topics"):
             if since_ms is None:
                 starts = [
@@ -113,14 +118,36 @@ class Reader:
             else:
                 starts = self._starts(partitions, since_ms)
             self._consumer.assign(starts)
+        known = {(one.topic, one.partition) for one in partitions}
+        due = time.monotonic() + _NEW_TOPICS_S
         while True:
             yield self._poll(1.0, lambda _: None)
+            if time.monotonic() >= due:
+                self._join_new(choose, known)
+                due = time.monotonic() + _NEW_TOPICS_S
 
-    def _partitions(self, topics: Sequence[str]) -> list[Any]:
+    def _join_new(
+        self, choose: Callable[[dict[str, int]], Sequence[str]], known: set[tuple[str, int]]
+    ) -> None:
+        """Read partitions that were made meanwhile, too. Brokers that are away are waited for by
+        who polls."""
+        try:
+            found = self._partitions(choose)
+        except SinkUnavailableError:
+            return
+        new = [one for one in found if (one.topic, one.partition) not in known]
+        if new:
+            with self._errors("cannot read the topics"):
+                self._consumer.incremental_assign(
+                    [TopicPartition(one.topic, one.partition, OFFSET_BEGINNING) for one in new]
+                )
+            known.update((one.topic, one.partition) for one in new)
+
+    def _partitions(self, choose: Callable[[dict[str, int]], Sequence[str]]) -> list[Any]:
         there = self.topics()
         return [
             TopicPartition(topic, number)
-            for topic in topics
+            for topic in choose(there)
             for number in range(there.get(topic, 0))
         ]
 

@@ -193,8 +193,18 @@ def test_what_was_not_sent_is_missing_too(sent: Harness) -> None:
     report = audit(sent, "--resend-missing")
     assert report["missing"] == {"sent": 0, "pending": 1, "dead": 1}
     assert (report["resent"], report["exit_code"]) == (0, 6)
+    sent.create_topic("other")
     limited = audit(sent, "--topic", sent.topic_prefix + "other")
     assert (limited["rows"], limited["exit_code"]) == (0, 0)
+
+
+def test_a_topic_that_is_not_there_is_not_well(sent: Harness) -> None:
+    """A slip in the name would be a green audit of nothing."""
+    mistyped = sent.run("audit", "--topic", sent.topic_prefix + "oder", "--until", "0s")
+    assert mistyped.wait() == 2
+    assert "there is no topic" in mistyped.text()
+    sent.ins("k1", {"n": 1}, kind="gone")
+    assert audit(sent, "--topic", sent.topic_prefix + "gone")["missing"]["pending"] == 1
 
 
 def test_bad_times(sent: Harness) -> None:

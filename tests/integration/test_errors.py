@@ -156,6 +156,7 @@ def test_a_wrong_login_schema_or_table(shop: Harness) -> None:
     refused(shop, ["no_such_table", "cdc-relay init"], TABLE="no_such_table")
     shop.database.sql("CREATE VIEW a_view AS SELECT * FROM outbox_event")
     refused(shop, ["a_view", "view"], ["start"], TABLE="a_view")
+    refused(shop, ["information_schema"], ["start"], TABLE="information_schema.tables")
     shop.database.sql("CREATE TABLE narrow (id BIGINT PRIMARY KEY, event_id VARCHAR(64))")
     refused(shop, ["narrow", "aggregate_type"], ["start"], TABLE="narrow")
 

@@ -169,6 +169,46 @@ def test_replay_and_tail(mysql_shop: Harness) -> None:
     assert following.wait(20) == 0
 
 
+def test_tail_follows_topics_that_are_made_meanwhile(mysql_shop: Harness) -> None:
+    shop = mysql_shop
+    none = shop.run("tail", "--until-current")
+    assert none.wait() == 2
+    assert "no topic is named like" in none.text()
+    following = shop.spawn("tail")
+    shop.until(lambda: "waiting for it" in following.text())
+    first = shop.ins("a", {"n": 1})
+    assert shop.run("start", "--until-current").wait() == 0
+    stdout = following._process.stdout
+    assert stdout is not None
+    assert first in stdout.readline().decode()
+    second = shop.ins("a", {"n": 2}, kind="later")
+    assert shop.run("start", "--until-current").wait() == 0
+    assert second in stdout.readline().decode()
+    following.signal(signal.SIGINT)
+    assert following.wait(20) == 0
+
+
+def test_what_rows_hold_gives_the_terminal_no_orders(mysql_shop: Harness) -> None:
+    shop = mysql_shop
+    shop.create_topic()
+    red = "\x1b[31mred\x07\x9b2J\n"
+    event_id = shop.ins(red, {"n": 1}, event_type=red)
+    assert shop.run("start", "--until-current").wait() == 0
+    pages = [
+        shop.run("tail", "--since", "1h", "--until-current"),
+        shop.run("replay", "--id", event_id, "--dry-run"),
+    ]
+    shop.database.sql("UPDATE outbox_event SET status = 2, last_error = event_type")
+    shop.ins(red, {"n": 2}, event_type=red)  # missing
+    pages += [shop.run("dead", "list"), shop.run("diagnose")]
+    pages.append(shop.run("audit", "--until", "0s"))
+    for page in pages:
+        page.wait()
+        shown = page.text() + out(page)
+        assert r"\x1b[31mred\x07\x9b2J" in shown, shown
+        assert not set(shown) & set("\x1b\x07\x9b"), shown
+
+
 @pytest.mark.parametrize(
     "arguments", [[], ["--aggregate", "order"], ["--id", "nobody"], ["--since", "soon"]]
 )

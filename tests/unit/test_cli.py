@@ -15,6 +15,7 @@ from click.shell_completion import ShellComplete
 from cdc_relay import cli, telemetry
 from cdc_relay.about import decoder
 from cdc_relay.cli import main
+from cdc_relay.cli.text import printable
 from cdc_relay.cli.times import moment
 from cdc_relay.errors import SinkError, SourceError
 
@@ -253,6 +254,10 @@ def test_start_loads_nothing_that_draws() -> None:
     """rich is for the commands that people read."""
     code = "import sys, cdc_relay.cli.start; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_text_of_rows_gives_a_terminal_no_orders() -> None:
+    assert printable("a\x1b[31m\n\t\x7f\x9b é 漢") == r"a\x1b[31m\x0a\x09\x7f\x9b é 漢"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
