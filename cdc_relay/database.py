@@ -481,7 +481,11 @@ def describe_table(connection: Connection, settings: Settings) -> TableShape:
         # missing table from a missing grant.
         name = f"{quote(schema)}.{quote(table)}"
         connection.exec_driver_sql(f"SELECT 1 FROM {name} LIMIT 0".replace("%", "%%"))
-        found = connection.exec_driver_sql(_TABLE_SQL, (schema, table)).one()
+        found = connection.exec_driver_sql(_TABLE_SQL, (schema, table)).one_or_none()
+        if found is None:  # a view of the server's own, or dropped at this moment
+            raise SourceError(
+                f"{schema}.{table} is not listed as a table of this name: the outbox must be one"
+            )
         rows = connection.exec_driver_sql(_COLUMNS_SQL, (schema, table)).all()
         columns = {
             names.key(name): ColumnShape(

@@ -148,7 +148,11 @@ def judge(
         *_purge(picture, keep_s),
     ]
     if not found:
-        found.append(Diagnosis("well", "nothing waits, fails or is dead", "cdc-relay audit"))
+        waiting = picture.rows(PENDING) if marks else 0
+        text = "nothing waits, fails or is dead"
+        if waiting:
+            text = f"nothing is dead, late or failing for long; {waiting} rows are on their way"
+        found.append(Diagnosis("well", text, "cdc-relay audit"))
     if at_least_once:
         found.append(
             Diagnosis(

@@ -70,6 +70,13 @@ def test_a_picture(name: str) -> None:
     assert all(one.next.startswith("cdc-relay ") for one in judge(picture))
 
 
+def test_rows_that_are_young_are_said_to_be_on_their_way() -> None:
+    [well] = judge(Picture([Group(PENDING, 0, 2, 1.0), Group(PENDING, 2, 1, 6.0)]))
+    assert well.text.endswith("; 3 rows are on their way")
+    [idle] = judge(Picture([]))
+    assert idle.text == "nothing waits, fails or is dead"
+
+
 def test_the_most_frequent_type_is_named() -> None:
     [dead] = judge(Picture([Group(DEAD, 11, 6, 1)], dead=[TOO_LARGE, Kind("X", "y", 1, "")]))
     assert "6 rows are dead, 5 of them CREATED of order (last error: too large)" in dead.text
