@@ -255,6 +255,7 @@ def test_promtool_takes_the_rules(tmp_path: Path) -> None:
         f"cdc_relay_sample_age_seconds{instance}": "1x40",
     }
     faults = {
+        "CdcRelayAbsent": {'cdc_relay_build_info{job="other",instance="b"}': "1x10 _x30"},
         "CdcRelayStuck": {f"cdc_relay_alive{instance}": "0x40"},
         "CdcRelayDeadRows": {f"cdc_relay_dead_rows{instance}": "3x40"},
         "CdcRelayRowsFailing": {f"cdc_relay_failing_rows{instance}": "1x40"},
