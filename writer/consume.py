@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from sqlalchemy import event as listeners
 from sqlalchemy import exc
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -36,6 +37,8 @@ _LAST_COMMIT_S: Final = 5.0
 _OUTAGE_WAITS_S: Final = (0.2, 1.0, 5.0, 10.0)
 """The last one repeats."""
 
+# Key of Session.info, while the handler is at work.
+_HANDLING: Final = "cdc_relay_handling"
 _LOSSES: Final = 5
 """So many times an event may lose the connection before that counts as a try."""
 
@@ -179,7 +182,8 @@ class Loop:
             event = self._claim(session, message)
             if event is None:
                 return
-            result = self._handler(session, event)
+            with _uncommitted(session):
+                result = self._handler(session, event)
             if inspect.isawaitable(result):
                 if inspect.iscoroutine(result):
                     result.close()
@@ -195,8 +199,8 @@ class Loop:
         self._rollbacks.check()
         if transaction is None or not transaction.is_active:
             raise RuntimeError(
-                "the handler ended the transaction (commit, rollback, close, or an error of a "
-                "flush that it caught); with session.begin_nested(): ... is what may fail alone"
+                "the handler ended the transaction (rollback, close, or an error of a flush that "
+                "it caught); with session.begin_nested(): ... is what may fail alone"
             )
 
     def _claim(self, session: Session, message: Message) -> InboxEvent | None:
@@ -331,12 +335,35 @@ class AsyncLoop(Loop):
             event = await session.run_sync(self._claim, message)
             if event is None:
                 return
-            result = self._handler(session, event)
-            if not inspect.isawaitable(result):
-                raise _NoInboxError from TypeError(
-                    "the handler is not asynchronous: inbox.consume(...) is for such"
-                )
-            self._check(await result, transaction.sync_transaction)
+            with _uncommitted(session.sync_session):
+                result = self._handler(session, event)
+                if not inspect.isawaitable(result):
+                    raise _NoInboxError from TypeError(
+                        "the handler is not asynchronous: inbox.consume(...) is for such"
+                    )
+                result = await result
+            self._check(result, transaction.sync_transaction)
+
+
+@contextmanager
+def _uncommitted(session: Session) -> Iterator[None]:
+    """Refuse the handler a commit. The claim would be committed with the half that is done, and the
+    other half, should it fail, would never be tried again: the event is a repetition then."""
+    if not listeners.contains(Session, "before_commit", _refuse_commit):
+        listeners.listen(Session, "before_commit", _refuse_commit)
+    session.info[_HANDLING] = True
+    try:
+        yield
+    finally:
+        session.info.pop(_HANDLING, None)
+
+
+def _refuse_commit(session: Session) -> None:
+    if _HANDLING in session.info and not session.in_nested_transaction():
+        raise RuntimeError(
+            "the handler must not commit: consume does, once it has returned; "
+            "with session.begin_nested(): ... is what may fail alone"
+        )
 
 
 @contextmanager

@@ -178,11 +178,12 @@ class Inbox:
         on, offsets are committed for events that were never handled) and ``isolation.level``
         ``read_committed``, its default. The caller closes it.
 
-        A handler that raises, or that ends the transaction itself, is rolled back and called
-        again after each of ``waits`` (seconds); the record's partition stands still meanwhile, the
-        group membership is kept. After the last one the record goes to ``dead_letters``, unclaimed,
-        and the next one follows; without ``dead_letters`` the error is raised and the offset stays,
-        so that nothing is passed over. A database that is away (lost connection, deadlock, lock
+        A handler that raises, or that ends the transaction (a commit raises), is rolled back and
+        called again after each of ``waits`` (seconds); the record's partition stands still
+        meanwhile, the group membership is kept. After the last one the record goes to
+        ``dead_letters``, unclaimed, and the next one follows; without ``dead_letters`` the error is
+        raised and the offset stays, so that nothing is passed over. A dead letter is not handled in
+        the topic of ``dead_letters``. A database that is away (lost connection, deadlock, lock
         timeout) and an error of ``outages`` are waited out without end: they are not the event's
         fault. But from the fifth time that the connection is lost behind the event's claim, each
         is a try: the database is there, and the event loses the connection. A session that cannot

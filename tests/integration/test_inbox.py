@@ -401,6 +401,40 @@ def test_a_handler_that_ends_the_transaction_has_not_handled(shop: Shop, end: st
     assert shop.handled() == ["e-1", "e-2"]
 
 
+def test_a_handler_must_not_commit(shop: Shop) -> None:
+    """The claim would be committed with the half that is done, and what fails behind it would
+    never be tried again."""
+    shop.send("e-1")
+    shop.send("e-2")
+    shop.send("e-3")
+
+    def handler(session: Session, event: InboxEvent) -> None:
+        with session.begin_nested():
+            add_points(session, event)
+        if event.event_id == "e-1":
+            session.commit()
+            raise RuntimeError("the other half")
+        if event.event_id == "e-2":
+            session.begin_nested()
+            session.commit()
+        with contextlib.suppress(RuntimeError):  # refused, and nothing is lost
+            session.commit()
+
+    options: dict[str, Any] = {"waits": (0.05,), "dead_letters": DeadLetters(shop.producer)}
+    shop.consume(handler, lambda: bool(shop.handled()), **options)
+    assert shop.handled() == ["e-3"]
+    dead = shop.dead()
+    assert [one.event_id for one in dead] == ["e-1", "e-2"]
+    for one in dead:
+        assert b"the handler must not commit" in (one.headers["dead_letter_reason"] or b"")
+    with shop.sessions.begin() as session:  # other sessions may
+        session.execute(text("DELETE FROM points"))
+    # Not claimed: they come again once the handler is mended.
+    shop.send("e-1")
+    shop.consume(add_points, lambda: bool(shop.handled()))
+    assert shop.handled() == ["e-1"]
+
+
 def test_a_handler_that_ends_the_transaction_each_time_is_told(shop: Shop) -> None:
     shop.send("e-1")
 

@@ -130,17 +130,26 @@ def test_cancelled_it_rolls_back_and_lets_go(shop: Shop, when: str) -> None:
     assert shop.handled() == ["e-1"]
 
 
-def test_a_handler_that_ends_the_transaction_has_not_handled(shop: Shop) -> None:
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("rollback", b"the handler ended the transaction"),
+        ("commit", b"the handler must not commit"),
+    ],
+)
+def test_a_handler_that_ends_the_transaction_has_not_handled(
+    shop: Shop, end: str, reason: bytes
+) -> None:
     shop.send("e-1")
 
     async def handler(session: AsyncSession, event: InboxEvent) -> None:
         await add_points(session, event)
-        await session.rollback()
+        await getattr(session, end)()
 
     dead_letters = DeadLetters(shop.producer)
     consume(shop, handler, lambda: bool(shop.dead()), waits=(0.05,), dead_letters=dead_letters)
     [dead] = shop.dead()
-    assert b"the handler ended the transaction" in (dead.headers["dead_letter_reason"] or b"")
+    assert reason in (dead.headers["dead_letter_reason"] or b"")
     assert shop.handled() == []
 
 
