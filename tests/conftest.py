@@ -21,7 +21,7 @@ from dev.kafka import Kafka
 from dev.mariadb import MariaDB
 from dev.mysql import MySQL
 from dev.server import Server
-from tests.support.brokers import ProxiedKafka
+from tests.support.brokers import ProxiedKafka, TwoBrokers
 from tests.support.harness import Harness
 from tests.support.servers import BareMySQL
 from tests.support.sql import Database
@@ -114,6 +114,12 @@ def quick_kafka(servers_home: Path) -> Iterator[ProxiedKafka]:
     """A broker of the run's own that tests may pause, kill, start again and cut off."""
     with ProxiedKafka(servers_home / "quick-kafka", die_with_parent=True) as broker:
         yield broker
+
+
+@pytest.fixture(scope="module")
+def two_brokers(servers_home: Path) -> Iterator[TwoBrokers]:
+    with TwoBrokers(servers_home / "two-brokers", die_with_parent=True) as cluster:
+        yield cluster
 
 
 @pytest.fixture(params=["mysql", "mariadb"])

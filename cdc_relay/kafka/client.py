@@ -42,6 +42,23 @@ _logger.addFilter(Repeats())
 _logger.addFilter(lambda line: re.search("enable.gapless|gap-less", line.getMessage()) is None)
 
 
+def noticing_logger(lost: Callable[[], None]) -> logging.Logger:
+    """A logger for one client with ``log.connection.close``: ``lost`` is called when a broker
+    closes a connection that is not idle, in the thread that polls. The ``error_cb`` is told of
+    failed connects only; where nothing is sent, there is none. The line itself goes no further."""
+
+    def notice(line: logging.LogRecord) -> bool:
+        if "Disconnected: " in line.getMessage():
+            lost()
+            return False
+        return line.levelno >= _logger.getEffectiveLevel() and bool(_logger.filter(line))
+
+    logger = logging.Logger("librdkafka", logging.DEBUG)
+    logger.parent = _logger
+    logger.addFilter(notice)
+    return logger
+
+
 def base_config(settings: Settings, client_id: str) -> dict[str, Any]:
     """Return the properties that all clients share, the user's passed-through ones included."""
     settings.require("kafka_bootstrap")

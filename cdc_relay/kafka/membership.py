@@ -18,7 +18,15 @@ from confluent_kafka.admin import AdminClient
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, SinkUnavailableError
 from cdc_relay.kafka.checkpoints import topic_name
-from cdc_relay.kafka.client import UNKNOWN_TOPIC, base_config, create, served, sink_error, text
+from cdc_relay.kafka.client import (
+    SILENT,
+    UNKNOWN_TOPIC,
+    base_config,
+    create,
+    served,
+    sink_error,
+    text,
+)
 
 log: Any = structlog.get_logger(__name__)
 
@@ -83,6 +91,8 @@ class Membership:
         self._was_let_in = False
         self.topic_gone = False
         """Whether Kafka has said that the topic is not there; who makes it anew takes it back."""
+        self.losses = 0
+        """How often a broker was found to be away."""
         session_ms = int(settings.session_timeout * 1000)
         self._consumer: Any = create(
             Consumer,
@@ -171,8 +181,9 @@ class Membership:
         return shard in self._owned and self._answers == [None]
 
     def _look_at(self, error: KafkaError | None) -> None:
-        if error is not None and error.code() in UNKNOWN_TOPIC:
-            self.topic_gone = True
+        if error is not None:
+            self.topic_gone |= error.code() in UNKNOWN_TOPIC
+            self.losses += error.code() in SILENT
 
     def _committed(self, error: KafkaError | None, _partitions: list[Any]) -> None:
         self._look_at(error)

@@ -19,9 +19,19 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from cdc_relay import faults
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkError, SinkUnavailableError
+from cdc_relay.kafka import markers
 from cdc_relay.kafka.calls import Calls
-from cdc_relay.kafka.client import UNKNOWN_TOPIC, create, served, sink_error, text
-from cdc_relay.kafka.membership import Membership
+from cdc_relay.kafka.checkpoints import fallback_topic, topic_name
+from cdc_relay.kafka.client import (
+    SILENT,
+    UNKNOWN_TOPIC,
+    create,
+    noticing_logger,
+    served,
+    sink_error,
+    text,
+)
+from cdc_relay.kafka.membership import Membership, group_name
 from cdc_relay.kafka.portions import Portions
 from cdc_relay.kafka.sink import (
     RECORD_FAULTS,
@@ -41,6 +51,7 @@ log = structlog.get_logger(__name__)
 _MAYBE_GONE: Final = UNKNOWN_TOPIC | {KafkaError._STATE}
 # Between two looks at whether to go on, while the brokers are waited for.
 _LOOK_S: Final = 0.2
+_PAUSE_S: Final = 0.05
 # Records of a portion that are not acknowledged for so long are stuck.
 _STALLED_S: Final = 1.0
 # The first call begins it, so that two producers do not wait for one another; the next wait.
@@ -48,6 +59,7 @@ _BEGIN_S: Final = 0.01
 _INIT_S: Final = 1.0
 # After this the library is asked again.
 _CALL_S: Final = 4.0
+_LOOK_AGAIN_S: Final = 1.0
 
 
 class TransactionalSink:
@@ -90,6 +102,10 @@ class TransactionalSink:
         self._calls = Calls("transactions")
         self._give_up_at = 0.0
         self._unsure = False  # whether a commit was left whose outcome is not known
+        self._writer = _writer(settings, owner)
+        self._losses = 0  # of brokers, as the producers noticed
+        self._ends = markers.Ends(settings, self._writer, self._all_losses)
+        self._look_at = 0.0
         self._producers: deque[Any] = deque(
             create(
                 Producer,
@@ -101,9 +117,12 @@ class TransactionalSink:
                     # The commit is the acknowledgement; only refusals are reported one by one.
                     "delivery.report.only.error": True,
                     "error_cb": self._on_error,
+                    # Brokers that go away while nothing is sent.
+                    "log.connection.close": True,
+                    "logger": noticing_logger(self._on_loss),
                 },
             )
-            for transactional_id in _transactional_ids(settings, owner)
+            for transactional_id in self._writer.transactional_ids
         )
         self._topics = Topics(self._producers[0])
         self._portions = Portions()
@@ -119,6 +138,7 @@ class TransactionalSink:
         return self._producers[0]
 
     def _init(self, going_on: Callable[[], bool]) -> None:
+        markers.write_forgotten(self._settings, self._writer, going_on)
         give_up_at = time.monotonic() + self._settings.transaction_timeout
         waiting = deque((producer, _BEGIN_S) for producer in self._producers)
         while waiting:
@@ -150,11 +170,16 @@ class TransactionalSink:
         """
         if self._unsure:
             raise FencedError("the outcome of the last transaction is not known")
+        while not self._ends.settled():
+            if not going_on():
+                raise SinkUnavailableError("stopped while the brokers do not answer")
+            time.sleep(_PAUSE_S)
         refused = self._topics.refused(records, going_on)
         if refused:
             return refused
         portions = self._portions.of(records)
-        pause = 0.05
+        self._ends.wrote({record.topic for record in records})
+        pause = _PAUSE_S
         while True:
             portion = (0, 0)
             gone = False
@@ -256,10 +281,8 @@ class TransactionalSink:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "records do not move"))
 
     def _commit(self, checkpoint: Record | None, going_on: Callable[[], bool]) -> None:
-        # Offsets after the records, never before them: that way round was faster under a steady
-        # load, and one broker restart in five left the transaction open for ever (librdkafka 2.16).
         if checkpoint is not None:
-            self._queue_checkpoint(checkpoint, going_on)
+            self._queue_checkpoint(self._ends.named(checkpoint), going_on)
         producer = self._producer
         if self._membership is not None and self._owner != "fallback":
             offsets, member = self._membership.offsets(self._owner), self._membership.metadata()
@@ -358,8 +381,8 @@ class TransactionalSink:
         return result
 
     def poll(self) -> None:
-        """Serve the client library's callbacks. Raises ``FencedError`` when the producer cannot go
-        on."""
+        """Serve the client library's callbacks, and look after what a broker may have forgotten.
+        Raises ``FencedError`` when the producer cannot go on."""
         try:
             for producer in self._producers:
                 served(lambda one=producer: one.poll(0))  # type: ignore[misc]
@@ -368,6 +391,10 @@ class TransactionalSink:
             raise FencedError(f"the Kafka producer cannot go on: {text(error)}") from None
         if self._fatal is not None:
             raise FencedError(f"the Kafka producer cannot go on: {text(self._fatal)}")
+        now = time.monotonic()
+        if now >= self._look_at:  # nothing may come for long, and readers wait
+            self._look_at = now + _LOOK_AGAIN_S
+            self._ends.settled()
 
     def close(self, timeout: float) -> None:
         """Give up what is queued; nothing of an open transaction is seen by anybody."""
@@ -385,13 +412,23 @@ class TransactionalSink:
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal():
             self._fatal = error
+        self._losses += error.code() in SILENT
+
+    def _on_loss(self) -> None:
+        self._losses += 1
+
+    def _all_losses(self) -> int:
+        return self._losses + (self._membership.losses if self._membership is not None else 0)
 
 
-def _transactional_ids(settings: Settings, owner: int | Literal["fallback"]) -> list[str]:
-    """One for each producer of the owner."""
+def _writer(settings: Settings, owner: int | Literal["fallback"]) -> markers.Writer:
+    """The producers of the owner, and where their checkpoints are."""
     first = f"cdc-relay.{settings.name}.{owner}"
-    # A pass carries what was left behind: large transactions, whose markers do not matter.
-    return [first] if owner == "fallback" else [first, f"{first}.second"]
+    if owner == "fallback":
+        # A pass carries what was left behind: large transactions, whose markers do not matter.
+        return markers.Writer([first], markers.Place(fallback_topic(settings.name), 0), "")
+    place = markers.Place(topic_name(settings.name), owner)
+    return markers.Writer([first, f"{first}.second"], place, group_name(settings.name))
 
 
 def fence(

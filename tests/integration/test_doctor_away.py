@@ -4,10 +4,9 @@ in clear. Real servers; what is mended by hand is mended as the advice says."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from cdc_relay.doctor import Finding
@@ -78,12 +77,6 @@ def test_brokers_with_another_clock(servers_home: Path, mysql: Database, tmp_pat
 
 
 # --- brokers that are gone ---------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def two_brokers(servers_home: Path) -> Iterator[TwoBrokers]:
-    with TwoBrokers(servers_home / "two-brokers", die_with_parent=True) as cluster:
-        yield cluster
 
 
 def test_partitions_without_a_leader_and_short_of_replicas(

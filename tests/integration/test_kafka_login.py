@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -127,6 +128,24 @@ def test_scram_over_tls(
     assert shop.compensate("--force", **secrets)["sent"] == 1
     assert [message.event_id for message in shop.messages()] == sent
     assert PASSWORD not in relay.text() + status.text()
+
+
+def test_a_killed_relay_is_succeeded_with_these_grants(
+    shop: Harness, secure_kafka: SecureKafka, tmp_path: Path
+) -> None:
+    """Its coordinator is asked by another client library, with the same login."""
+    secrets = login(secure_kafka, tmp_path)
+    killed = shop.relay(TEST_FAULT="committing:3", **secrets)
+    for number in range(6):
+        shop.ins("a", {"n": number})
+        time.sleep(0.1)
+    assert killed.wait() == -signal.SIGKILL
+    successor = shop.relay(**secrets)
+    shop.wait_sent(6)
+    assert successor.logged("a transaction is open: asking how the last ones were decided")
+    assert "cannot ask" not in successor.text()
+    assert PASSWORD not in successor.text()
+    assert [message.json["n"] for message in shop.messages()] == list(range(6))
 
 
 @pytest.mark.parametrize(
