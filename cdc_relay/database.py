@@ -272,15 +272,16 @@ _DENIED: Final = re.compile(r"(.+?) command denied to user (\S+) for (?:table|co
 
 
 @contextmanager
-def database_errors(url: URL) -> Iterator[None]:
+def database_errors(url: URL, *, made_by: str = "cdc-relay init") -> Iterator[None]:
     """Turn every error of a database in the body into ``SourceError`` or
     ``SourceUnavailableError`` with one line. ``url`` names the server; its password is never
-    shown. Errors of the tree pass through as they are.
+    shown; ``made_by`` is the command that makes the table, should it be missing. Errors of the tree
+    pass through as they are.
     """
     try:
         yield
     except (exc.DBAPIError, exc.TimeoutError, pymysql.MySQLError, OSError) as error:
-        raise explain(error, url) from error
+        raise explain(error, url, made_by) from error
 
 
 @contextmanager
@@ -308,7 +309,7 @@ def streamed(connection: Connection, sql: str) -> Iterator[Iterator[Any]]:
         result.close()
 
 
-def explain(error: Exception, url: URL) -> SourceError:
+def explain(error: Exception, url: URL, made_by: str = "cdc-relay init") -> SourceError:
     """Return the error of the tree that says what ``error`` (of SQLAlchemy, of PyMySQL or of the
     socket) means for a user."""
     cause: Any = getattr(error, "orig", None) or error
@@ -333,7 +334,7 @@ def explain(error: Exception, url: URL) -> SourceError:
         table = re.search(r"'(.+?)'", message)
         name = table[1] if table else "of the outbox"
         # A swap by hand, or a restore, takes it away for a moment: who is at work waits.
-        return SourceUnavailableError(f"table {name} does not exist: run cdc-relay init")
+        return SourceUnavailableError(f"table {name} does not exist: run {made_by}")
     if code in _MISSING_GRANT:
         return SourceError(f"{server}: missing grant: {_grant(message, url)}")
     if code == _TLS_FAILED:

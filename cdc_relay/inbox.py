@@ -43,7 +43,7 @@ def purge(
             return connection.exec_driver_sql(sql, parameters).rowcount
 
     while not stop():
-        with database_errors(pool.url):
+        with database_errors(pool.url, made_by="what cdc-relay inbox schema prints"):
             deleted = retry_locked(batch)
         yield deleted
         if deleted < _ROWS:

@@ -79,7 +79,7 @@ def test_what_is_wrong_is_one_line(database: Database, capsys: Capture) -> None:
     assert main(["inbox", "purge", *url, "--inbox-table", "nothing"]) == 3
     error = capsys.readouterr().err
     assert error.startswith("error: ")
-    assert "nothing" in error
+    assert "nothing does not exist: run what cdc-relay inbox schema prints" in error
     assert error.count("\n") == 1
     for command in (["purge", *url], ["schema"]):
         for name in ("", "a.b.c"):
