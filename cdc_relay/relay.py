@@ -115,6 +115,7 @@ class Relay:
         self._sink = sink
         self._store = store
         self._stopping = stopping
+        self._told: dict[str, object] = {}
         self._tick = tick
         self._next_tick = 0.0
         self._next_learn = 0.0
@@ -217,7 +218,7 @@ class Relay:
                 self._save()
             self._retry_parked()
             if time.monotonic() >= next_progress:
-                self._log_progress("progress")
+                self._log_progress()
                 next_progress = time.monotonic() + _PROGRESS_PAUSE_S
             if until is not None and self._reached(until):
                 return
@@ -424,22 +425,28 @@ class Relay:
             log.warning("the last checkpoint was not written", reason=str(error))
         finally:
             self._sink.close(max(0.1, deadline - time.monotonic()))
-            self._log_progress("stopped")
+            log.info("stopped", **self._figures())
 
-    def _log_progress(self, what: str) -> None:
+    def _log_progress(self) -> None:
+        """Say how far it is, where that is not what was said last: an idle relay is silent."""
+        figures = self._figures()
+        if figures != self._told:
+            self._told = figures
+            log.info("progress", **figures)
+
+    def _figures(self) -> dict[str, object]:
         counters = self.counters
-        log.info(
-            what,
-            position=str(self._checkpoint.position),
-            received=counters.received,
-            sent=counters.sent,
-            marked=counters.marked,
-            owed=self._marker.owed_count,
-            parked=counters.parked,
-            held=counters.held,
-            dropped=counters.dropped,
-            swept=counters.swept,
-        )
+        return {
+            "position": str(self._checkpoint.position),
+            "received": counters.received,
+            "sent": counters.sent,
+            "marked": counters.marked,
+            "owed": self._marker.owed_count,
+            "parked": counters.parked,
+            "held": counters.held,
+            "dropped": counters.dropped,
+            "swept": counters.swept,
+        }
 
     # --- rows that need the table ----------------------------------------------------------------
 
@@ -559,7 +566,7 @@ class Relay:
             self._retry_parked()
             now = time.monotonic()
             if now >= next_progress:
-                self._log_progress("progress")
+                self._log_progress()
                 next_progress = now + _PROGRESS_PAUSE_S
             if once:
                 while self._marker.owed_count and not self._stopping.wait(0.01):

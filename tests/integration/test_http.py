@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -174,17 +175,20 @@ def proxied(database: Database, kafka: str, tmp_path: Path) -> Iterator[tuple[Ha
         yield stack.enter_context(Harness(database, kafka, tmp_path, settings)), proxy
 
 
-def test_an_idle_relay_stays_green(shop: Harness) -> None:
-    _, web = serve(shop, **QUICK)
+def test_an_idle_relay_stays_green_and_silent(shop: Harness) -> None:
+    relay, web = serve(shop, **QUICK)
     shop.until(web.ready)
-    # Three times the silence that would turn it red; only heartbeats come.
-    deadline = time.monotonic() + 9
+    # Seven times the silence that would turn it red; only heartbeats come.
+    deadline = time.monotonic() + 22
     while time.monotonic() < deadline:
         answer = web.ask("/healthz")
         assert answer.status == 200, answer.body
         answer = web.ask("/readyz")
         assert answer.status == 200, answer.body
         time.sleep(0.1)
+    # Progress is told every ten seconds, where there is any.
+    told = [{**one, "timestamp": ""} for one in relay.logged("progress")]
+    assert all(one != next_one for one, next_one in pairwise(told))
 
 
 def test_a_hanging_dump_connection_turns_it_red_and_green_again(
