@@ -811,10 +811,14 @@ class PendingScan:
         close their aggregates."""
         self.closed: set[tuple[str, str | None]] = set()
         """Aggregates that wait; None in the second place is a whole type."""
+        self.kept: set[tuple[str, str | None]] = set()
+        """Those that another process keeps back: they wait as well, and are its business."""
         self._after_id = 0
         self._last_id: int | None = None
         self.held = 0
         """Rows passed over so far, old enough but with an earlier failure in their way."""
+        self.held_by_others = 0
+        """Rows passed over so far because their aggregate is ``kept``."""
 
     def __iter__(self) -> Iterator[list[PendingEvent]]:
         for ids in self.ids():
@@ -846,8 +850,11 @@ class PendingScan:
 
     def holds(self, aggregate: Aggregate) -> bool:
         """Whether the aggregate waits."""
-        closed = self.closed
-        return bool(closed) and (aggregate in closed or (aggregate[0], None) in closed)
+        return _among(self.closed, aggregate) or _among(self.kept, aggregate)
+
+    def others(self, aggregate: Aggregate) -> bool:
+        """Whether it waits for another process only."""
+        return _among(self.kept, aggregate) and not _among(self.closed, aggregate)
 
     def _due(self, rows: list[ScannedRow]) -> list[int]:
         due = []
@@ -856,9 +863,15 @@ class PendingScan:
                 self.closed.add(row.aggregate)
             if not self.holds(row.aggregate):
                 due.append(row.id)
+            elif self.others(row.aggregate):
+                self.held_by_others += 1
             elif not row.young:
                 self.held += 1
         return due
+
+
+def _among(closed: set[tuple[str, str | None]], aggregate: Aggregate) -> bool:
+    return bool(closed) and (aggregate in closed or (aggregate[0], None) in closed)
 
 
 def _which(event_ids: Sequence[str] | None) -> tuple[str, tuple[object, ...]]:

@@ -63,7 +63,8 @@ class Summary:
     healed: int = 0
     """Marked without being sent: an earlier pass, or the dead relay, had sent them."""
     left_to_relay: int = 0
-    """Old enough, but a living relay has not reached them, or is about to mark them."""
+    """Old enough, but a living relay has not reached them, is about to mark them, or keeps their
+    aggregate back."""
     late: int = 0
     """Of those, what the relay did not reach within ``relay_wait``."""
     failed: int = 0
@@ -209,9 +210,12 @@ class Compensator:
         behind them."""
         sent = self.summary.sent
         dead = self.summary.dead
+        relays = 0
         items: list[_Item] = []
         for pending in events:
-            if scan.holds(_aggregate(pending.event)):
+            aggregate = _aggregate(pending.event)
+            if scan.holds(aggregate):
+                relays += scan.others(aggregate)
                 continue
             try:
                 items.append((pending, self._router.route(pending.event)))
@@ -232,7 +236,8 @@ class Compensator:
                     again.append(item)
             items = again
         summary = self.summary
-        summary.left += len(events) - (summary.sent - sent) - (summary.dead - dead)
+        summary.left += len(events) - (summary.sent - sent) - (summary.dead - dead) - relays
+        summary.left_to_relay += relays
         self._handled += len(events)
         summary.batches = -(-self._handled // self._batch)
 
@@ -313,6 +318,7 @@ class Compensator:
     def _count(self, scan: PendingScan) -> None:
         summary, coordination = self.summary, self._coordination
         summary.left += scan.held
+        summary.left_to_relay += scan.held_by_others
         summary.healed = coordination.healed
         summary.relay = coordination.relay or summary.relay
         if coordination.checkpoint is not None:

@@ -183,7 +183,7 @@ class WithRelay:
             return None
         self._until = end
         self.checkpoint = last
-        scan.closed.update(last.closed)
+        scan.kept.update(last.closed)
         sent = {row_id for row_id, _ in last.owed}
         return [row_id for row_id in ids if row_id not in sent]
 

@@ -175,6 +175,26 @@ def test_a_parked_aggregate_is_the_relays_alone(shop: Harness) -> None:
 # --- the relay is dead ---------------------------------------------------------------------------
 
 
+def test_what_a_relay_keeps_back_without_a_failure_is_left_to_it(shop: Harness) -> None:
+    """A relay that anchors waits for rows that are not visible yet: no row has failed."""
+    with shop.database.connect() as late, late.cursor() as cursor:
+        cursor.execute(INSERT.format(table=shop.table), row("k", {"n": 1}))
+        relay = shop.relay()
+        shop.until(lambda: relay.logged("rows that are not visible yet are waited for"))
+        shop.until(lambda: (last := shop.checkpoint()) is not None and last.closed)
+        with shop.database.connect(autocommit=True) as hidden, hidden.cursor() as other:
+            other.execute("SET sql_log_bin = 0")
+            other.execute(INSERT.format(table=shop.table), row("k", {"n": 2}))
+        process = shop.run("compensate", "--older-than", "0s", "--json")
+        assert process.wait() == 0, process.text()
+        found = json.loads(process.stdout)
+        assert (found["relay"], found["left"], found["left_to_relay"]) == ("alive", 0, 1)
+        late.commit()
+    shop.wait_sent(2)
+    assert relay.terminate() == 0
+    assert [message.json["n"] for message in shop.messages()] == [1, 2]
+
+
 def test_a_dead_relays_rows_are_taken_and_not_sent_again_when_it_comes_back(shop: Harness) -> None:
     relay = started(shop)
     write(shop, 40)
