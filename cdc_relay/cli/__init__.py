@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -84,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{error.format_message()} (see {path} --help)", error.exit_code)
     except click.Abort:
         return 130
+    except SystemExit as ended:  # click's own: shell completion, and 1 for a pipe nobody reads
+        return 128 + signal.SIGPIPE if ended.code == 1 else int(ended.code or 0)
     except CdcRelayError as error:
         return _fail(str(error), error.exit_code)
     except Exception as error:

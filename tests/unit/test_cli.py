@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -247,7 +248,7 @@ def test_a_closed_pipe_is_met_in_silence() -> None:
     assert process.stdout is not None
     process.stdout.close()
     _, error = process.communicate(timeout=60)
-    assert (process.returncode, error) == (1, b"")
+    assert (process.returncode, error) == (128 + signal.SIGPIPE, b"")
 
 
 def test_start_loads_nothing_that_draws() -> None:
