@@ -253,7 +253,9 @@ class Settings(BaseModel):
     )
     older_than: Seconds = Field(600.0, description="Compensator: age of rows that it looks at.")
     batch: int = Field(500, ge=1, le=100_000, description="Compensator: rows of one batch.")
-    max_tries: int = Field(10, ge=1, le=1000, description="Failures after which a row is dead.")
+    max_tries: int = Field(
+        10, ge=1, le=1000, description="Failures that a row is forgiven: with the next it is dead."
+    )
     send_timeout: Seconds = Field(
         60.0, description="Compensator: wait for the brokers before the pass gives up."
     )
