@@ -26,11 +26,13 @@ from cdc_relay.errors import (
 )
 from cdc_relay.kafka import checkpoints
 from cdc_relay.kafka.checkpoints import Checkpoint, UnreadableCheckpointError
+from cdc_relay.kafka.markers import write_forgotten
 from cdc_relay.kafka.membership import Membership, members
 from cdc_relay.kafka.owed import NOTHING_OWED
 from cdc_relay.kafka.sink import CheckpointTopicGoneError, FencedError, IdempotentSink, Sink
 from cdc_relay.kafka.traced import Spans, traced
-from cdc_relay.kafka.transactions import TransactionalSink, fence
+from cdc_relay.kafka.transactions import TransactionalSink, fence, writer_of
+from cdc_relay.kafka.unfinished import Written
 from cdc_relay.position import NOWHERE, Position
 from cdc_relay.relay import Relay, Source
 from cdc_relay.router import Router
@@ -68,6 +70,7 @@ class Owner:
         self._store = store
         self._stopping = threading.Event()
         self._source: Source | None = None
+        self._written = Written()
         self._anchor_reason = ""
         self._anchors = 0
         self.vitals = vitals or Vitals()
@@ -198,7 +201,9 @@ class Owner:
 
     def _open_sink(self, membership: Membership, going_on: Callable[[], bool]) -> Sink:
         if self._settings.delivery == "exactly_once":
-            return TransactionalSink(self._settings, SHARD, membership, going_on)
+            return TransactionalSink(self._settings, SHARD, membership, going_on, self._written)
+        # What was left when the relay still used transactions.
+        write_forgotten(self._settings, writer_of(self._settings, SHARD), (), going_on)
         return IdempotentSink(self._settings, f"cdc-relay-{self._settings.name}-{SHARD}")
 
     def _fence_pass(self, going_on: Callable[[], bool]) -> Checkpoint | None:

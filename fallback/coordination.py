@@ -29,6 +29,7 @@ from cdc_relay.kafka.sink import IdempotentSink, Sink
 from cdc_relay.kafka.topics import Refusal
 from cdc_relay.kafka.traced import Spans, traced
 from cdc_relay.kafka.transactions import TransactionalSink, fence
+from cdc_relay.kafka.unfinished import Written
 from cdc_relay.marker import heal
 from cdc_relay.position import NOWHERE, Position
 from cdc_relay.router import Record
@@ -102,6 +103,7 @@ class WithRelay:
         self._until: Position = NOWHERE
         self._said = False
         self._deadline = 0.0
+        self._written = Written()
         self.relay: Relay | None = None
         self.checkpoint: Checkpoint | None = None
         self.healed = 0
@@ -126,7 +128,9 @@ class WithRelay:
             return IdempotentSink(self._settings, f"cdc-relay-{self._settings.name}-compensator")
         settings = self._settings
         self._insist(lambda left: checkpoints.ensure_topic(settings, left, fallback=True))
-        sink = self._insist(lambda _: TransactionalSink(settings, "fallback", None, self._going_on))
+        sink = self._insist(
+            lambda _: TransactionalSink(settings, "fallback", None, self._going_on, self._written)
+        )
         faults.point("pass_fenced")
         last = self._insist(
             lambda left: self._ours(checkpoints.read_fallback(settings, left, settled=True))

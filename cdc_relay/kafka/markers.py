@@ -1,66 +1,54 @@
 """End markers that the brokers forgot: a transaction that is decided and stays open in a partition.
 
 A transaction is committed when its coordinator has noted it; then the coordinator writes a marker
-into each partition. Kafka 4 leaves out every partition that has no leader at that moment (4.3.1:
-its look-up of a leader answers the same for "none now" and for "no such partition", and what is
-deleted needs no marker), and calls the transaction complete. So it goes when a lone broker is
+into each partition. Kafka 4 leaves out every partition that has no leader at that moment
+(KAFKA-20734; seen with 4.3.1), and calls the transaction complete. So it goes when a lone broker is
 killed between the two, or when all replicas of a partition are away. A ``read_committed`` reader is
 given nothing behind it then, and it ends as the next transaction of the same producer ends there.
 
-Therefore, before a predecessor is fenced, which makes the coordinator forget how its last
+Therefore, before a predecessor is taken over, which makes the coordinator forget how its last
 transaction was decided, what is still open in our partitions is ended as was decided: by a
 transaction of the same producer, without records, in those partitions. The client library has no
 call for that; ``kafka-python`` sends the requests (KIP-98; to ask how it was decided: KIP-664).
+
+That can be cut short as well. So whoever takes over to end something notes the decision where the
+coordinator keeps it: in the last digit of the transaction's timeout.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence, Set
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import closing, suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    Consumer,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    TopicCollection,
-    TopicPartition,
-)
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkUnavailableError
-from cdc_relay.kafka.client import UNKNOWN_TOPIC, base_config, create, final, sink_error, text
-from cdc_relay.kafka.sink import FencedError
-from cdc_relay.router import Record
+from cdc_relay.kafka.client import base_config, create, final, sink_error, text
+from cdc_relay.kafka.unfinished import Partitions, Place, Written
 
 log: Any = structlog.get_logger(__name__)
 
-_TOPICS: Final = "topics"
-# Two producers take turns, so at most the last two transactions are open. Each takes two offsets of
-# the checkpoints' partition, and there may be aborted ones among them.
+# Two producers take turns, and each transaction takes two offsets of the checkpoints' partition.
 _LOOK_BACK: Final = 16
 _ANSWER_S: Final = 5.0
-_NOT_THERE: Final = UNKNOWN_TOPIC | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
-_LOOK_S: Final = 1.0
 _PAUSE_S: Final = 0.1
-# Of which the topics are remembered: the last of each producer, and some that were given up.
-_TRANSACTIONS: Final = 8
-# The markers of a transaction are written within milliseconds of its commit.
-_FORGOTTEN_S: Final = 1.0
+_MISSING_S: Final = 0.5
+# A partition that has had no leader for so long is left as it is.
+_LEADERLESS_S: Final = 30.0
+# Of a transaction that only ends something: long, so that the coordinator does not abort it when
+# its maker is killed. A cluster may allow less (transaction.max.timeout.ms, by default 900,000).
+_LONG_MS: Final = 600_000
+_DIGITS: Final = {True: 1, False: 2}
 _T = TypeVar("_T")
 
 
-class Place(NamedTuple):
-    """A partition."""
-
-    topic: str
-    partition: int
+def timeout_ms(settings: Settings) -> int:
+    """The timeout of ordinary transactions: its last digit notes nothing."""
+    return int(settings.transaction_timeout * 100) * 10
 
 
 class Writer(NamedTuple):
@@ -72,180 +60,131 @@ class Writer(NamedTuple):
     """Whose offset was in its transactions; empty where none was."""
 
 
-class Partitions:
-    """What the brokers say of partitions. One thread."""
-
-    def __init__(self, settings: Settings, timeout: float) -> None:
-        """``timeout``: of one answer, in seconds."""
-        self._timeout = timeout
-        self._admin: Any = create(
-            AdminClient, base_config(settings, f"cdc-relay-{settings.name}-markers")
-        )
-
-    def of(self, topics: Iterable[str]) -> list[Place]:
-        """The partitions of ``topics``, as far as they are there. Raises ``KafkaException``."""
-        asked = sorted(set(topics))
-        # Not by their metadata: asking for those creates a topic, where brokers do so.
-        answers = self._admin.describe_topics(TopicCollection(asked), request_timeout=self._timeout)
-        found = []
-        for topic in asked:
-            try:
-                known = self._answer(answers[topic]).partitions
-            except KafkaException as error:
-                if error.args[0].code() not in _NOT_THERE:
-                    raise
-            else:
-                found += [Place(topic, one.id) for one in known]
-        return found
-
-    def open(self, places: Iterable[Place]) -> list[Place]:
-        """Those in which a transaction, of whomever, has not ended. Raises ``KafkaException``
-        where one does not answer now."""
-        visible = self._ends(places, IsolationLevel.READ_COMMITTED)
-        ends = self._ends(visible, IsolationLevel.READ_UNCOMMITTED)
-        return [place for place, end in ends.items() if visible[place] < end]
-
-    def _ends(self, places: Iterable[Place], isolation: Any) -> dict[Place, int]:
-        latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        asked = {TopicPartition(*place): latest for place in places}
-        if not asked:
-            return {}
-        answers = self._admin.list_offsets(
-            asked, isolation_level=isolation, request_timeout=self._timeout
-        )
-        return {
-            Place(where.topic, where.partition): self._answer(answer).offset
-            for where, answer in answers.items()
-        }
-
-    def end(self, place: Place) -> int:
-        """The offset behind the last record. Raises ``KafkaException``."""
-        return self._ends([place], IsolationLevel.READ_UNCOMMITTED)[place]
-
-    def _answer(self, future: Any) -> Any:
-        try:
-            return future.result(self._timeout + 1)
-        except TimeoutError:
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer")) from None
-
-
-class Ends:
-    """Whether the last transactions of a writer have ended in every partition, asked when a broker
-    was away. One thread."""
-
-    def __init__(self, settings: Settings, writer: Writer, losses: Callable[[], int]) -> None:
-        """``losses``: how often a broker was found to be away, so far."""
-        self._settings = settings
-        self._writer = writer
-        self._losses = losses
-        self._seen = losses()
-        self._wrote: deque[Set[str]] = deque(maxlen=_TRANSACTIONS)
-        self._partitions: Partitions | None = None
-        self._open_since: float | None = None
-
-    def wrote(self, topics: Set[str]) -> None:
-        """A transaction goes to ``topics``."""
-        self._wrote.append(topics)
-
-    def named(self, checkpoint: Record) -> Record:
-        """The transaction's checkpoint, with a header that names its topics."""
-        return checkpoint._replace(
-            headers=[*checkpoint.headers, (_TOPICS, ",".join(sorted(self._wrote[-1])).encode())]
-        )
-
-    def settled(self) -> bool:
-        """Whether all have ended, or no broker was away; False: not known now, ask again.
-
-        Raises ``FencedError`` where one does not end: the next one in that partition would end it
-        its own way, so it is for the next term to write what is missing.
-        """
-        losses = self._losses()
-        if losses == self._seen:
-            return True
-        try:
-            if self._partitions is None:
-                self._partitions = Partitions(self._settings, _LOOK_S)
-            topics: Set[str] = set().union(*self._wrote)
-            found = self._partitions.open([self._writer.checkpoints, *self._partitions.of(topics)])
-        except KafkaException as error:
-            if not final(error.args[0]):
-                return False
-            log.warning("cannot look for open transactions", reason=text(error))
-            found = []
-        if not found:
-            self._seen, self._open_since, self._partitions = losses, None, None
-            return True
-        now = time.monotonic()
-        if self._open_since is None:
-            self._open_since = now
-        if now - self._open_since > _FORGOTTEN_S:
-            raise FencedError(
-                f"a broker was away, and a transaction does not end in {found[0].topic}, "
-                f"partition {found[0].partition}"
-            )
-        return False
-
-
-def write_forgotten(settings: Settings, writer: Writer, going_on: Callable[[], bool]) -> None:
+def write_forgotten(
+    settings: Settings, writer: Writer, topics: Iterable[str], going_on: Callable[[], bool]
+) -> Mapping[Place, int]:
     """End what the brokers have left open of the last transactions of ``writer``, as it was
     decided, and abort one that is not decided. To be called before its producers are taken over.
 
-    Waits for the brokers while ``going_on``, not for ever: raises ``SinkUnavailableError``. Where
-    only the coordinator cannot be asked (no grant, an older broker, a login that ``kafka-python``
-    does not know), it says so and leaves things as they are.
+    Looks at ``topics`` and at those that the last checkpoints name. Waits for the brokers while
+    ``going_on``, not for ever: raises ``SinkUnavailableError``. Where only the coordinator cannot
+    be asked (no grant, an older broker, a login that ``kafka-python`` does not know), it says so
+    and leaves things as they are. Returns what is still open, and up to which offset a reader
+    sees: it is not ours.
     """
-    give_up_at = time.monotonic() + settings.transaction_timeout
-    while True:
-        try:
-            partitions = Partitions(settings, _ANSWER_S)
-            if writer.checkpoints not in partitions.of([writer.checkpoints.topic]):
-                return
-            end = partitions.end(writer.checkpoints)
-            topics = _last_topics(settings, writer.checkpoints, end)
-            places = [writer.checkpoints, *partitions.of(topics)]
-            if not partitions.open(places):
-                return
-            break
-        except KafkaException as error:
-            if final(error.args[0]) or not going_on() or time.monotonic() > give_up_at:
-                raise sink_error(error, settings, "cannot look for open transactions") from None
-            time.sleep(_PAUSE_S)
-    log.info("a transaction is open: asking how the last ones were decided")
+    partitions = Partitions(settings, _ANSWER_S)
+    places = _places(settings, partitions, writer, set(topics), going_on)
+    found: Mapping[Place, int] = {}
     try:
-        _write(settings, writer, partitions, places, going_on)
-    except KafkaException as error:
-        raise sink_error(error, settings, "cannot look for open transactions") from None
+        found = partitions.look(places).open
+        if not found:
+            return {}
+        log.info("a transaction is open: asking how the last ones were decided")
+        with closing(_Coordinator(settings, going_on)) as coordinator:
+            decisions = {}
+            for transactional_id in writer.transactional_ids:
+                decisions[transactional_id], went_to = coordinator.decision(transactional_id)
+                places |= {place for place in went_to if not place.topic.startswith("__")}
+            for transactional_id, committed in decisions.items():
+                found = partitions.look(places).open
+                if not found:
+                    return {}
+                if committed is not None:
+                    coordinator.end(transactional_id, committed, sorted(found), writer.group)
+                    _say(transactional_id, committed, found, partitions)
+        found = partitions.look(places).open
     except _CannotAskError as error:
         log.warning(
-            "cannot ask how the last transaction was decided: if a broker has left it open, "
+            "cannot ask how the last transactions were decided: if a broker has left one open, "
             "readers wait behind it",
             reason=str(error),
+            partitions=[str(place) for place in sorted(found)],
+        )
+    except KafkaException as error:
+        raise sink_error(error, settings, "cannot look for open transactions") from None
+    return found
+
+
+def _say(
+    transactional_id: str, committed: bool, found: Mapping[Place, int], partitions: Partitions
+) -> None:
+    after = partitions.look(found)
+    ended = [place for place in found if place not in after.open and place not in after.silent]
+    if ended:
+        log.warning(
+            "a transaction that the brokers had left open is ended as it was decided",
+            transactional_id=transactional_id,
+            committed=committed,
+            partitions=[str(place) for place in sorted(ended)],
         )
 
 
-def _write(
+def _places(
     settings: Settings,
-    writer: Writer,
     partitions: Partitions,
-    places: Sequence[Place],
+    writer: Writer,
+    topics: Set[str],
     going_on: Callable[[], bool],
-) -> None:
-    with closing(_Coordinator(settings, going_on)) as coordinator:
-        decisions = {one: coordinator.decision(one) for one in writer.transactional_ids}
-        for transactional_id, committed in decisions.items():
-            found = partitions.open(places)
-            if not found:
-                return
-            if committed is None:
-                continue
-            coordinator.end(transactional_id, committed, found, writer.group)
-            if ended := set(found) - set(partitions.open(found)):
-                log.warning(
-                    "a transaction that the brokers had left open is ended as it was decided",
-                    transactional_id=transactional_id,
-                    committed=committed,
-                    partitions=[f"{place.topic}/{place.partition}" for place in sorted(ended)],
-                )
+) -> set[Place]:
+    """Where something may be open: partitions that answer."""
+    doing = "cannot look for open transactions"
+    began, said = time.monotonic(), False
+    while True:
+        waited = time.monotonic() - began
+        give_up = waited > settings.transaction_timeout
+        try:
+            places, silent = _candidates(settings, partitions, writer, topics)
+            if not places:
+                # A pass may never have run; the relay's own topic was there a moment ago.
+                if not writer.group or waited > _MISSING_S:
+                    return places
+                reason = _no_leader(writer.checkpoints)
+            elif not silent:
+                return places
+            else:
+                reason = _no_leader(min(silent))
+                if writer.checkpoints not in silent:
+                    give_up = False
+                    if waited > _LEADERLESS_S:
+                        _leave(silent)
+                        return places - silent
+        except KafkaException as error:
+            if final(error.args[0]):
+                raise sink_error(error, settings, doing) from None
+            reason = error
+        if give_up or not going_on():
+            raise sink_error(reason, settings, doing) from None
+        if waited > 1.0 and not said:
+            said = True
+            log.warning("waiting for Kafka", reason=text(reason))
+        time.sleep(_PAUSE_S)
+
+
+def _candidates(
+    settings: Settings, partitions: Partitions, writer: Writer, topics: Set[str]
+) -> tuple[set[Place], Set[Place]]:
+    """Where something may be open, and which of it do not answer now; nothing where there are no
+    checkpoints."""
+    where = writer.checkpoints
+    if where not in partitions.of([where.topic]):
+        return set(), frozenset()
+    end = partitions.end(where)
+    if end is None:
+        raise _no_leader(where)
+    places = {where, *partitions.of(topics | _last_topics(settings, where, end))}
+    return places, partitions.look(places).silent
+
+
+def _leave(silent: Set[Place]) -> None:
+    log.warning(
+        "partitions do not answer: what a broker may have left open there is ended by the next "
+        "transaction",
+        partitions=[str(place) for place in sorted(silent)],
+    )
+
+
+def _no_leader(place: Place) -> KafkaException:
+    return KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, f"no answer about {place}"))
 
 
 def _last_topics(settings: Settings, where: Place, end: int) -> Set[str]:
@@ -273,12 +212,10 @@ def _last_topics(settings: Settings, where: Place, end: int) -> Set[str]:
         while True:
             message = consumer.poll(max(0.0, deadline - time.monotonic()))
             if message is None:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer"))
+                raise _no_leader(where)
             said = message.error()
             if said is None:
-                for name, value in message.headers() or ():
-                    if name == _TOPICS and value:
-                        topics.update(value.decode().split(","))
+                topics |= Written.read(message.headers() or ())
             elif said.code() == KafkaError._PARTITION_EOF:
                 return topics
             elif final(said):
@@ -293,13 +230,19 @@ class _CannotAskError(Exception):
 
 class _Coordinator:
     """Asks the coordinators of transactional ids. Calls wait for them while ``going_on``, not for
-    ever. Close it at the end."""
+    ever. Close it at the end.
+
+    Raises ``_CannotAskError`` as long as nothing was taken over; from then on
+    ``SinkUnavailableError``, because who went on would have it aborted.
+    """
 
     def __init__(self, settings: Settings, going_on: Callable[[], bool]) -> None:
         self._config = _client_config(settings)
         self._timeout = settings.transaction_timeout
+        self._timeout_ms = timeout_ms(settings)
         self._going_on = going_on
         self._client: Any = None
+        self._took_over = False
 
     def close(self) -> None:
         """Close the connections."""
@@ -307,85 +250,143 @@ class _Coordinator:
         if client is not None:
             client.close()
 
-    def decision(self, transactional_id: str) -> bool | None:
-        """How the last transaction was decided: True, it is committed. None where there is none:
-        one that was under way is aborted here. Waits until the coordinator has finished."""
+    def decision(self, transactional_id: str) -> tuple[bool | None, Set[Place]]:
+        """How the last transaction was decided: True, it is committed; None where there is none.
+        One that was under way is aborted here. Waits until the coordinator has finished.
+
+        Also the partitions of a transaction that was not finished when it was asked.
+        """
         from kafka.admin import TransactionState as State
         from kafka.errors import ConcurrentTransactionsError, TransactionalIdNotFoundError
 
+        went_to: set[Place] = set()
+        began_abort = False
+
         def decided() -> bool | None:
+            nonlocal began_abort
             try:
-                state = self._describe(transactional_id).state
+                found = self._describe(transactional_id)
             except TransactionalIdNotFoundError:
                 return None
-            if state in (State.COMPLETE_COMMIT, State.COMPLETE_ABORT):
-                return bool(state == State.COMPLETE_COMMIT)
-            if state in (State.PREPARE_COMMIT, State.PREPARE_ABORT):
+            went_to.update(Place(one.topic, one.partition) for one in found.topic_partitions)
+            noted = {1: True, 2: False}.get(found.transaction_timeout_ms % 10)
+            if found.state == State.ONGOING and noted is not None and not began_abort:
+                self._end(transactional_id, found.producer_id, found.producer_epoch, noted)
                 raise ConcurrentTransactionsError
-            if state in (State.ONGOING, State.PREPARE_EPOCH_FENCE):
-                self._take_over(transactional_id)
-            return None
+            if found.state == State.ONGOING:
+                began_abort = True
+                self._take_over(transactional_id, False)
+                return False
+            if found.state in (State.EMPTY, State.DEAD):
+                return noted
+            if found.state in (State.COMPLETE_COMMIT, State.COMPLETE_ABORT):
+                return noted if noted is not None else bool(found.state == State.COMPLETE_COMMIT)
+            raise ConcurrentTransactionsError
 
-        return self._insist(decided)
+        return self._insist(decided), went_to
 
     def end(
         self, transactional_id: str, committed: bool, places: Sequence[Place], group: str
     ) -> None:
         """End what is open of its producer in ``places``, and of its offset of ``group``."""
-        from kafka.protocol.producer import (
-            AddOffsetsToTxnRequest,
-            AddPartitionsToTxnRequest,
-            EndTxnRequest,
-        )
-
-        producer_id, epoch = self._insist(lambda: self._take_over(transactional_id))
-        ours = {
-            "transactional_id": transactional_id,
-            "producer_id": producer_id,
-            "producer_epoch": epoch,
-        }
-        # The versions before transaction.version 2, in which a producer may add partitions without
-        # writing to them.
-        to_topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
-        add = AddPartitionsToTxnRequest(
-            **{f"v3_and_below_{name}": value for name, value in ours.items()},
-            v3_and_below_topics=[
-                to_topic(
-                    name=topic, partitions=[at.partition for at in places if at.topic == topic]
-                )
-                for topic in sorted({place.topic for place in places})
-            ],
-            max_version=3,
-        )
-
-        def add_partitions() -> None:
-            answer = self._send(transactional_id, add)
-            for topic in answer.results_by_topic_v3_and_below:
-                for partition in topic.results_by_partition:
-                    _check(partition.partition_error_code)
-
-        self._insist(add_partitions)
+        before = self._insist(lambda: self._describe(transactional_id)).producer_id
+        producer_id, epoch = self._insist(lambda: self._take_over(transactional_id, committed))
+        if producer_id != before:  # after 32,000 epochs
+            log.warning("the producer has a new id: what is open stays so", was=before)
+            return
+        ours = (transactional_id, producer_id, epoch)
+        self._add(ours, places)
         if group:
-            offsets = AddOffsetsToTxnRequest(**ours, group_id=group, max_version=3)
-            self._insist(lambda: _check(self._send(transactional_id, offsets).error_code))
-        end = EndTxnRequest(**ours, committed=committed, max_version=4)
-        self._insist(lambda: _check(self._send(transactional_id, end).error_code))
+            self._add_group(ours, group)
+        self._insist(lambda: self._end(*ours, committed))
         self.decision(transactional_id)  # until the markers are written
 
-    def _take_over(self, transactional_id: str) -> tuple[int, int]:
-        """The producer's id and its new epoch; a transaction under way is aborted by this."""
-        from kafka.protocol.producer import InitProducerIdRequest
+    def _add(self, ours: tuple[str, int, int], places: Sequence[Place]) -> None:
+        from kafka.errors import OperationNotAttemptedError, for_code
+        from kafka.protocol.producer import AddPartitionsToTxnRequest as Request
 
-        request = InitProducerIdRequest(
+        left = set(places)
+
+        def added() -> bool:
+            request = Request(
+                v3_and_below_transactional_id=ours[0],
+                v3_and_below_producer_id=ours[1],
+                v3_and_below_producer_epoch=ours[2],
+                v3_and_below_topics=[
+                    Request.AddPartitionsToTxnTopic(
+                        name=topic, partitions=[at.partition for at in left if at.topic == topic]
+                    )
+                    for topic in sorted({place.topic for place in left})
+                ],
+                # Before transaction.version 2: a producer may add what it does not write to.
+                max_version=3,
+            )
+            all_in = True
+            for topic in self._send(ours[0], request).results_by_topic_v3_and_below:
+                for one in topic.results_by_partition:
+                    if one.partition_error_code == 0:
+                        continue
+                    all_in, error = False, for_code(one.partition_error_code)
+                    if error is OperationNotAttemptedError:
+                        continue  # because of another one
+                    if error.retriable or not issubclass(error, _refusals()):
+                        raise error
+                    place = Place(topic.name, one.partition_index)
+                    log.warning("not ended", partition=str(place), reason=error.__name__)
+                    left.discard(place)
+            return all_in
+
+        while left and not self._insist(added):
+            pass
+
+    def _add_group(self, ours: tuple[str, int, int], group: str) -> None:
+        from kafka.errors import GroupAuthorizationFailedError
+        from kafka.protocol.producer import AddOffsetsToTxnRequest
+
+        request = AddOffsetsToTxnRequest(
+            transactional_id=ours[0],
+            producer_id=ours[1],
+            producer_epoch=ours[2],
+            group_id=group,
+            max_version=3,
+        )
+        with suppress(GroupAuthorizationFailedError):
+            self._insist(lambda: _check(self._send(ours[0], request).error_code))
+
+    def _end(self, transactional_id: str, producer_id: int, epoch: int, committed: bool) -> None:
+        from kafka.protocol.producer import EndTxnRequest
+
+        request = EndTxnRequest(
             transactional_id=transactional_id,
-            transaction_timeout_ms=int(self._timeout * 1000),
-            producer_id=-1,
-            producer_epoch=-1,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            committed=committed,
             max_version=4,
         )
-        answer = self._send(transactional_id, request)
-        _check(answer.error_code)
-        return answer.producer_id, answer.producer_epoch
+        _check(self._send(transactional_id, request).error_code)
+
+    def _take_over(self, transactional_id: str, committed: bool) -> tuple[int, int]:
+        """The producer's id and its new epoch; a transaction under way is aborted by this. Notes
+        how its last one was decided."""
+        from kafka.errors import InvalidTransactionTimeoutError
+        from kafka.protocol.producer import InitProducerIdRequest
+
+        self._took_over = True
+        for timeout in (_LONG_MS, self._timeout_ms):
+            request = InitProducerIdRequest(
+                transactional_id=transactional_id,
+                transaction_timeout_ms=timeout + _DIGITS[committed],
+                producer_id=-1,
+                producer_epoch=-1,
+                max_version=4,
+            )
+            answer = self._send(transactional_id, request)
+            try:
+                _check(answer.error_code)
+            except InvalidTransactionTimeoutError:
+                continue
+            return answer.producer_id, answer.producer_epoch
+        raise InvalidTransactionTimeoutError
 
     def _describe(self, transactional_id: str) -> Any:
         return self._client.describe_transactions([transactional_id])[transactional_id]
@@ -402,41 +403,64 @@ class _Coordinator:
     def _insist(self, step: Callable[[], _T]) -> _T:
         """Again while the failure is one that passes, each time with a new client: one remembers
         where a coordinator was."""
-        from kafka.admin import KafkaAdminClient
-        from kafka.errors import ConcurrentTransactionsError, KafkaError
+        from kafka.errors import ConcurrentTransactionsError
 
         give_up_at = time.monotonic() + self._timeout
         while True:
+            if not self._going_on():
+                raise SinkUnavailableError("stopped while the end of a transaction is waited for")
             try:
                 if self._client is None:
-                    self._client = KafkaAdminClient(**self._config)
+                    self._client = _client(self._config)
                 return step()
-            except KafkaError as error:
+            except Exception as error:  # also what the library itself stumbles over
                 busy = isinstance(error, ConcurrentTransactionsError)
                 if not busy:
                     self.close()
-                if not self._going_on():
-                    raise SinkUnavailableError(
-                        "stopped while an open transaction is ended"
-                    ) from None
-                if not error.retriable or time.monotonic() > give_up_at:
-                    if busy:
+                if not getattr(error, "retriable", False) or time.monotonic() > give_up_at:
+                    reason = f"{type(error).__name__}: {error}"
+                    if busy or self._took_over:
                         raise SinkUnavailableError(
-                            "Kafka: the coordinator does not come to an end with a transaction"
+                            f"Kafka: a transaction does not come to its end: {reason}"
                         ) from None
-                    raise _CannotAskError(str(error)) from None
+                    raise _CannotAskError(reason) from None
             time.sleep(_PAUSE_S)
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    from kafka.errors import InvalidTopicError, TopicAuthorizationFailedError
+
+    return (InvalidTopicError, TopicAuthorizationFailedError)
 
 
 def _check(code: int) -> None:
     from kafka.errors import for_code
 
-    kind = for_code(code)
     if code != 0:
-        raise kind
+        raise for_code(code)
 
 
-_CHECKS_HOSTNAME: Final = "ssl.endpoint.identification.algorithm"
+def _client(config: Mapping[str, Any]) -> Any:
+    """A client that is connected. Where it cannot be, nothing of it is left."""
+    # Loaded only where something is open: it takes a quarter of a second and 18 MiB.
+    from kafka.admin import KafkaAdminClient
+    from kafka.net.compat import KafkaNetClient
+
+    made: list[Any] = []
+
+    def remembered(**given: Any) -> Any:
+        made.append(KafkaNetClient(**given))
+        return made[0]
+
+    try:
+        return KafkaAdminClient(**config, kafka_client=remembered)
+    except BaseException:
+        for client in made:  # its thread was started before it connected
+            client.close()
+            client._net.stop()
+        raise
+
+
 _SAME: Final = {
     "security.protocol": "security_protocol",
     "ssl.ca.location": "ssl_cafile",
@@ -449,16 +473,29 @@ _SAME: Final = {
     "sasl.username": "sasl_plain_username",
     "sasl.password": "sasl_plain_password",
 }
+_HOSTNAMES: Final = "ssl.endpoint.identification.algorithm"
 
 
 def _client_config(settings: Settings) -> dict[str, Any]:
-    """``kafka-python``'s properties for the same brokers and login. What it does not know (tokens,
-    certificates that are no files) it will say."""
+    """``kafka-python``'s properties for the same brokers and login. Raises ``_CannotAskError`` for
+    one that it does not have."""
     ours = base_config(settings, f"cdc-relay-{settings.name}-markers")
     config = {theirs: ours[name] for name, theirs in _SAME.items() if name in ours}
-    if "security_protocol" in config:
-        config["security_protocol"] = str(config["security_protocol"]).upper()
-    if str(ours.get(_CHECKS_HOSTNAME, "https")).lower() == "none":
+    unknown = sorted(
+        name
+        for name in ours
+        if name.startswith(("ssl.", "sasl.", "enable.ssl"))
+        and name not in _SAME
+        and name != _HOSTNAMES
+    )
+    if str(config.get("sasl_mechanism", "")).upper() in ("OAUTHBEARER", "GSSAPI"):
+        unknown.append(f"sasl.mechanism {config['sasl_mechanism']}")
+    if unknown:
+        raise _CannotAskError(f"kafka-python does not know {', '.join(unknown)}")
+    for name in ("security_protocol", "sasl_mechanism"):
+        if name in config:
+            config[name] = str(config[name]).upper()
+    if str(ours.get(_HOSTNAMES, "https")).lower() == "none":
         config["ssl_check_hostname"] = False
     return {
         **config,

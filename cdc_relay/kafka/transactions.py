@@ -42,6 +42,7 @@ from cdc_relay.kafka.sink import (
     refused_checkpoint,
 )
 from cdc_relay.kafka.topics import Refusal, Topics
+from cdc_relay.kafka.unfinished import Ends, Place, Written
 from cdc_relay.router import Record
 
 log = structlog.get_logger(__name__)
@@ -86,26 +87,30 @@ class TransactionalSink:
         owner: int | Literal["fallback"],
         membership: Membership | None,
         going_on: Callable[[], bool],
+        written: Written | None = None,
     ) -> None:
         """For the ``owner`` of a shard, or for the compensator's pass, which is in no group and
-        commits no group offset. Waits for the brokers while ``going_on``, not for ever. Raises
+        commits no group offset. ``written``: what the owner's terms remember of their
+        transactions. Waits for the brokers while ``going_on``, not for ever. Raises
         ``SinkUnavailableError`` when the wait is over, ``SinkError`` when the producer is refused.
         """
         self._settings = settings
         self._membership = membership
         self._owner = owner
+        writer = writer_of(settings, owner)
+        self._written = written or Written()
+        foreign = markers.write_forgotten(settings, writer, self._written.topics, going_on)
+        self._losses = 0  # of brokers, as the producers noticed
+        self._ends = Ends(settings, writer.checkpoints, self._written, self._all_losses, foreign)
+        self._look_at = 0.0
         self._fatal: KafkaError | None = None
         self._refused: dict[tuple[str, bytes | None], KafkaError] = {}
         self.acknowledged: Set[int] = frozenset()
         """A transaction that is not committed is not there: always empty."""
-        timeout_ms = int(settings.transaction_timeout * 1000)
+        timeout_ms = markers.timeout_ms(settings)
         self._calls = Calls("transactions")
         self._give_up_at = 0.0
         self._unsure = False  # whether a commit was left whose outcome is not known
-        self._writer = _writer(settings, owner)
-        self._losses = 0  # of brokers, as the producers noticed
-        self._ends = markers.Ends(settings, self._writer, self._all_losses)
-        self._look_at = 0.0
         self._producers: deque[Any] = deque(
             create(
                 Producer,
@@ -122,7 +127,7 @@ class TransactionalSink:
                     "logger": noticing_logger(self._on_loss),
                 },
             )
-            for transactional_id in self._writer.transactional_ids
+            for transactional_id in writer.transactional_ids
         )
         self._topics = Topics(self._producers[0])
         self._portions = Portions()
@@ -138,7 +143,6 @@ class TransactionalSink:
         return self._producers[0]
 
     def _init(self, going_on: Callable[[], bool]) -> None:
-        markers.write_forgotten(self._settings, self._writer, going_on)
         give_up_at = time.monotonic() + self._settings.transaction_timeout
         waiting = deque((producer, _BEGIN_S) for producer in self._producers)
         while waiting:
@@ -170,17 +174,15 @@ class TransactionalSink:
         """
         if self._unsure:
             raise FencedError("the outcome of the last transaction is not known")
-        while not self._ends.settled():
-            if not going_on():
-                raise SinkUnavailableError("stopped while the brokers do not answer")
-            time.sleep(_PAUSE_S)
         refused = self._topics.refused(records, going_on)
         if refused:
             return refused
         portions = self._portions.of(records)
-        self._ends.wrote({record.topic for record in records})
+        topics = {record.topic for record in records}
+        self._written.add(topics)
         pause = _PAUSE_S
         while True:
+            self._make_sure(topics, going_on)
             portion = (0, 0)
             gone = False
             self._refused.clear()
@@ -222,6 +224,15 @@ class TransactionalSink:
                 raise SinkUnavailableError("stopped while the brokers do not answer")
             time.sleep(pause)
             pause = min(pause * 2, 2.0)
+
+    def _make_sure(self, topics: Set[str], going_on: Callable[[], bool]) -> None:
+        """Wait until it is known that nothing of ours is open in ``topics``, where a broker was
+        away; also between two tries, the first of which may be what is open."""
+        self._serve()
+        while not self._ends.known(topics):
+            if not going_on():
+                raise SinkUnavailableError("stopped while the brokers do not answer")
+            time.sleep(_PAUSE_S)
 
     def _produce(
         self, records: Sequence[Record], start: int, stop: int, going_on: Callable[[], bool]
@@ -282,7 +293,7 @@ class TransactionalSink:
 
     def _commit(self, checkpoint: Record | None, going_on: Callable[[], bool]) -> None:
         if checkpoint is not None:
-            self._queue_checkpoint(self._ends.named(checkpoint), going_on)
+            self._queue_checkpoint(self._written.named(checkpoint), going_on)
         producer = self._producer
         if self._membership is not None and self._owner != "fallback":
             offsets, member = self._membership.offsets(self._owner), self._membership.metadata()
@@ -383,6 +394,13 @@ class TransactionalSink:
     def poll(self) -> None:
         """Serve the client library's callbacks, and look after what a broker may have forgotten.
         Raises ``FencedError`` when the producer cannot go on."""
+        self._serve()
+        now = time.monotonic()
+        if now >= self._look_at:  # nothing may come for long, and readers wait
+            self._look_at = now + _LOOK_AGAIN_S
+            self._ends.known(frozenset())
+
+    def _serve(self) -> None:
         try:
             for producer in self._producers:
                 served(lambda one=producer: one.poll(0))  # type: ignore[misc]
@@ -391,10 +409,6 @@ class TransactionalSink:
             raise FencedError(f"the Kafka producer cannot go on: {text(error)}") from None
         if self._fatal is not None:
             raise FencedError(f"the Kafka producer cannot go on: {text(self._fatal)}")
-        now = time.monotonic()
-        if now >= self._look_at:  # nothing may come for long, and readers wait
-            self._look_at = now + _LOOK_AGAIN_S
-            self._ends.settled()
 
     def close(self, timeout: float) -> None:
         """Give up what is queued; nothing of an open transaction is seen by anybody."""
@@ -421,13 +435,13 @@ class TransactionalSink:
         return self._losses + (self._membership.losses if self._membership is not None else 0)
 
 
-def _writer(settings: Settings, owner: int | Literal["fallback"]) -> markers.Writer:
-    """The producers of the owner, and where their checkpoints are."""
+def writer_of(settings: Settings, owner: int | Literal["fallback"]) -> markers.Writer:
+    """The producers of the ``owner``, and where their checkpoints are."""
     first = f"cdc-relay.{settings.name}.{owner}"
     if owner == "fallback":
         # A pass carries what was left behind: large transactions, whose markers do not matter.
-        return markers.Writer([first], markers.Place(fallback_topic(settings.name), 0), "")
-    place = markers.Place(topic_name(settings.name), owner)
+        return markers.Writer([first], Place(fallback_topic(settings.name), 0), "")
+    place = Place(topic_name(settings.name), owner)
     return markers.Writer([first, f"{first}.second"], place, group_name(settings.name))
 
 

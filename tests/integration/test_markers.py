@@ -3,19 +3,22 @@ them."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from structlog.testing import capture_logs
 
+from cdc_relay import faults
 from cdc_relay.config import Settings, load
 from cdc_relay.errors import SinkUnavailableError
-from cdc_relay.kafka import markers, transactions
+from cdc_relay.kafka import markers
 from cdc_relay.kafka.checkpoints import Checkpoint, read_last, topic_name
 from cdc_relay.kafka.reader import Reader
 from cdc_relay.kafka.sink import FencedError
@@ -122,10 +125,10 @@ def at_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]],
     def arrange(action: Callable[[], None]) -> None:
         def point(name: str) -> None:
             if name == "committing":
-                monkeypatch.setattr(transactions.faults, "point", lambda _: None)
+                monkeypatch.setattr(faults, "point", lambda _: None)
                 action()
 
-        monkeypatch.setattr(transactions.faults, "point", point)
+        monkeypatch.setattr(faults, "point", point)
 
     return arrange
 
@@ -137,6 +140,7 @@ def test_a_commit_that_a_broker_forgot(
     shop = Shop(two_brokers, checkpoints_on)
     sink = shop.sink()
     shop.deliver(sink, (NEAR, "a"), (FAR, "b"))
+    shop.until_visible((NEAR, "a"), (FAR, "b"))
     at_commit(lambda: shop.lose_far(sink))
     shop.deliver(sink, (NEAR, "c"), (FAR, "d"))  # it is committed
     shop.bring_back()
@@ -180,6 +184,91 @@ def test_an_abort_that_a_broker_forgot(two_brokers: TwoBrokers, at_commit: Any) 
     assert shop.visible() == [(FAR, "a"), (FAR, "d"), (FAR, "e")]
 
 
+def test_an_abort_that_a_broker_forgot_and_the_next_try(
+    two_brokers: TwoBrokers, at_commit: Any
+) -> None:
+    """The same call tries again, with the same producer: not before it is known what is open."""
+    shop = Shop(two_brokers, [1])
+    sink = shop.sink()
+    shop.deliver(sink, (FAR, "a"))
+
+    shop.until_visible((FAR, "a"))
+    lost = threading.Event()
+
+    def fail() -> None:
+        shop.lose_far(sink)
+        lost.set()
+        raise KafkaException(KafkaError(KafkaError._FAIL, "as if it could not be committed"))
+
+    at_commit(fail)
+    with ThreadPoolExecutor(1) as pool:
+        delivered = pool.submit(shop.deliver, sink, (NEAR, "b"), (FAR, "c"))
+        assert lost.wait(60)
+        time.sleep(2)  # the abort's marker is left out, and the next try is wanted
+        shop.bring_back()  # here: the broker ends with the thread that starts it
+        with pytest.raises(FencedError, match="does not end"):
+            delivered.result(60)
+    sink.close(1.0)
+    sink = shop.sink()
+    shop.deliver(sink, (NEAR, "b"), (FAR, "c"))
+    shop.until_visible((NEAR, "b"), (FAR, "a"), (FAR, "c"))
+    shop.deliver(sink, (FAR, "d"))
+    sink.close(1.0)
+    shop.until_visible((NEAR, "b"), (FAR, "a"), (FAR, "c"), (FAR, "d"))
+
+
+class Killed(BaseException):
+    """As kill -9: nothing goes on behind it."""
+
+
+@pytest.mark.parametrize("step", ["_add", "_add_group", "_end"])
+def test_who_ends_it_is_killed_meanwhile(
+    two_brokers: TwoBrokers, at_commit: Any, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Taking over made the coordinator forget the decision; the next one finds it noted."""
+    shop = Shop(two_brokers, [1])
+    sink = shop.sink()
+    at_commit(lambda: shop.lose_far(sink))
+    shop.deliver(sink, (NEAR, "a"), (FAR, "b"))
+    shop.bring_back()
+    sink.close(1.0)
+
+    def kill(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(markers._Coordinator, step, kill)
+        with pytest.raises(Killed):
+            shop.sink()
+    sink = shop.sink()
+    assert shop.visible() == [(NEAR, "a"), (FAR, "b")]
+    shop.deliver(sink, (FAR, "c"))
+    sink.close(1.0)
+    shop.until_visible((NEAR, "a"), (FAR, "b"), (FAR, "c"))
+
+
+def test_a_transaction_of_somebody_else(two_brokers: TwoBrokers) -> None:
+    """It is neither waited for nor ended, also when a broker was away."""
+    shop = Shop(two_brokers, [1])
+    other = Producer(
+        {"bootstrap.servers": two_brokers.bootstrap, "transactional.id": f"other-{shop.name}"}
+    )
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(shop.topic, b"{}", b"x", NEAR, headers=[("id", b"other")])
+    assert other.flush(10) == 0
+    sink = shop.sink()
+    shop.deliver(sink, (NEAR, "a"), (FAR, "b"))
+    sink.close(1.0)
+    sink = shop.sink()
+    sink._on_loss()
+    poll(sink, 3)
+    shop.deliver(sink, (FAR, "c"))
+    sink.close(1.0)
+    other.commit_transaction(30)
+    shop.until_visible((NEAR, "a"), (NEAR, "other"), (FAR, "b"), (FAR, "c"))
+
+
 def test_a_living_relay_notices(two_brokers: TwoBrokers, at_commit: Any) -> None:
     """Also when nothing comes: readers would wait until something does."""
     shop = Shop(two_brokers, [1])
@@ -221,27 +310,24 @@ def test_what_is_whole_is_not_touched(
     shop.sink().close(1.0)
 
 
-def test_a_coordinator_that_cannot_be_asked(
-    two_brokers: TwoBrokers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_coordinator_that_cannot_be_asked(two_brokers: TwoBrokers) -> None:
     """It is said, and a predecessor's open transaction is ended as ever: by the fence."""
     shop = Shop(two_brokers, [1])
     sink = shop.sink()
     sink._producer.begin_transaction()
-    sink._producer.produce(shop.topic, b"{}", b"k", FAR, headers=[("id", b"a")])
+    [record] = shop.records((FAR, "a"))
+    checkpoint = sink._written.named(Checkpoint(NOWHERE).record(shop.name))
+    for one in (record, checkpoint):
+        sink._producer.produce(one.topic, one.value, one.key, one.partition, headers=one.headers)
     assert sink._producer.flush(10) == 0
-    checkpoint = Checkpoint(NOWHERE).record(shop.name)
-    sink._producer.produce(checkpoint.topic, checkpoint.value, checkpoint.key, 0)
-    assert sink._producer.flush(10) == 0
-    real = markers._client_config
-
-    def other(settings: Settings) -> dict[str, Any]:
-        return {**real(settings), "security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "NO"}
-
-    monkeypatch.setattr(markers, "_client_config", other)
+    shop.settings = load(
+        environ={"CDC_RELAY_KAFKA_SSL_KEYSTORE_PASSWORD": "unknown to kafka-python"},
+        flags={"kafka_bootstrap": two_brokers.bootstrap, "name": shop.name},
+    )
     with capture_logs() as logs:
         successor = shop.sink()
-    assert [line for line in logs if line["event"].startswith("cannot ask how")]
+    [said] = [line for line in logs if line["event"].startswith("cannot ask how")]
+    assert said["reason"] == "kafka-python does not know ssl.keystore.password"
     shop.deliver(successor, (FAR, "b"))
     successor.close(1.0)
     sink.close(1.0)

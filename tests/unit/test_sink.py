@@ -107,7 +107,7 @@ def test_nothing_is_committed_behind_a_commit_that_was_left(
     """A stop does not wait for a coordinator that is slow. The last checkpoint of the stop would
     stand behind the one that is on its way, and name a position before it: events came twice."""
     monkeypatch.setattr(transactions, "create", lambda kind, config: kind(config))
-    monkeypatch.setattr(transactions.markers, "write_forgotten", lambda *_: None)
+    monkeypatch.setattr(transactions.markers, "write_forgotten", lambda *_: {})
     monkeypatch.setattr(transactions, "Producer", CommittingProducer)
     settings = load(environ={}, flags={"kafka_bootstrap": "127.0.0.1:1"})
     sink = TransactionalSink(settings, 0, None, lambda: True)
@@ -210,7 +210,7 @@ class FullProducer(CommittingProducer):
 def test_a_checkpoint_that_is_too_large_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trying again does not make it smaller."""
     monkeypatch.setattr(transactions, "create", lambda kind, config: kind(config))
-    monkeypatch.setattr(transactions.markers, "write_forgotten", lambda *_: None)
+    monkeypatch.setattr(transactions.markers, "write_forgotten", lambda *_: {})
     monkeypatch.setattr(transactions, "Producer", FullProducer)
     settings = load(environ={}, flags={"kafka_bootstrap": "127.0.0.1:1"})
     sink = TransactionalSink(settings, 0, None, lambda: True)
