@@ -32,7 +32,7 @@ from cdc_relay.kafka.owed import NOTHING_OWED
 from cdc_relay.kafka.sink import CheckpointTopicGoneError, FencedError, IdempotentSink, Sink
 from cdc_relay.kafka.traced import Spans, traced
 from cdc_relay.kafka.transactions import TransactionalSink, fence, writer_of
-from cdc_relay.kafka.unfinished import Written
+from cdc_relay.kafka.unfinished import LEADERLESS_S, Written
 from cdc_relay.position import NOWHERE, Position
 from cdc_relay.relay import Relay, Source
 from cdc_relay.router import Router
@@ -283,6 +283,7 @@ def write_checkpoint(settings: Settings, checkpoint: Checkpoint) -> None:
             if time.monotonic() > deadline:
                 raise SinkUnavailableError("the shard was not assigned: are the brokers up?")
             membership.poll(_STANDBY_POLL_S)
+        deadline = time.monotonic() + LEADERLESS_S + 3 * settings.transaction_timeout
         sink = TransactionalSink(settings, SHARD, membership, lambda: time.monotonic() < deadline)
         sink.deliver([], checkpoint.record(settings.name), lambda: time.monotonic() < deadline)
         sink.close(1.0)

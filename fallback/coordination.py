@@ -117,6 +117,7 @@ class WithRelay:
         if self._sink is None:
             self._sink = traced(self._open(), self._spans)
             self.relay = None
+            self._expect(self._settings.send_timeout)  # each may wait for a partition
         # Who has fenced a dead relay owns the table until he is fenced himself.
         if self.relay not in ("dead", "none") or not self._exactly_once:
             self.relay = self._look()

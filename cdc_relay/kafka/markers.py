@@ -27,18 +27,19 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkUnavailableError
+from cdc_relay.kafka.calls import Calls
 from cdc_relay.kafka.client import base_config, create, final, sink_error, text
-from cdc_relay.kafka.unfinished import Partitions, Place, Written
+from cdc_relay.kafka.unfinished import LEADERLESS_S, Look, Partitions, Place, Written, leave
 
 log: Any = structlog.get_logger(__name__)
 
 # Two producers take turns, and each transaction takes two offsets of the checkpoints' partition.
 _LOOK_BACK: Final = 16
 _ANSWER_S: Final = 5.0
+_CALL_S: Final = 15.0
 _PAUSE_S: Final = 0.1
 _MISSING_S: Final = 0.5
-# A partition that has had no leader for so long is left as it is.
-_LEADERLESS_S: Final = 30.0
+_DOING: Final = "cannot look for open transactions"
 # Of a transaction that only ends something: long, so that the coordinator does not abort it when
 # its maker is killed. A cluster may allow less (transaction.max.timeout.ms, by default 900,000).
 _LONG_MS: Final = 600_000
@@ -73,44 +74,51 @@ def write_forgotten(
     sees: it is not ours.
     """
     partitions = Partitions(settings, _ANSWER_S)
-    places = _places(settings, partitions, writer, set(topics), going_on)
-    found: Mapping[Place, int] = {}
+    places, found = _places(settings, partitions, writer, set(topics), going_on)
+    if not found:
+        return {}
+    log.info("a transaction is open: asking how the last ones were decided")
+    ours = set(found)
+
+    def still_open() -> Mapping[Place, int]:
+        look = partitions.look(places)
+        if away := look.silent & ours:
+            # Who took over now would have what is noted forgotten.
+            raise sink_error(_no_leader(min(away)), settings, _DOING)
+        return look.open
+
     try:
-        found = partitions.look(places).open
-        if not found:
-            return {}
-        log.info("a transaction is open: asking how the last ones were decided")
         with closing(_Coordinator(settings, going_on)) as coordinator:
             decisions = {}
             for transactional_id in writer.transactional_ids:
                 decisions[transactional_id], went_to = coordinator.decision(transactional_id)
-                places |= {place for place in went_to if not place.topic.startswith("__")}
+                ours |= {place for place in went_to if not place.topic.startswith("__")}
+            places |= ours
             for transactional_id, committed in decisions.items():
-                found = partitions.look(places).open
+                found = still_open()
                 if not found:
                     return {}
                 if committed is not None:
                     coordinator.end(transactional_id, committed, sorted(found), writer.group)
-                    _say(transactional_id, committed, found, partitions)
-        found = partitions.look(places).open
+                    _say(transactional_id, committed, found, still_open())
+            return still_open()
     except _CannotAskError as error:
+        found = still_open()
         log.warning(
             "cannot ask how the last transactions were decided: if a broker has left one open, "
             "readers wait behind it",
             reason=str(error),
             partitions=[str(place) for place in sorted(found)],
         )
+        return found
     except KafkaException as error:
-        raise sink_error(error, settings, "cannot look for open transactions") from None
-    return found
+        raise sink_error(error, settings, _DOING) from None
 
 
 def _say(
-    transactional_id: str, committed: bool, found: Mapping[Place, int], partitions: Partitions
+    transactional_id: str, committed: bool, before: Iterable[Place], after: Mapping[Place, int]
 ) -> None:
-    after = partitions.look(found)
-    ended = [place for place in found if place not in after.open and place not in after.silent]
-    if ended:
+    if ended := set(before) - after.keys():
         log.warning(
             "a transaction that the brokers had left open is ended as it was decided",
             transactional_id=transactional_id,
@@ -125,35 +133,34 @@ def _places(
     writer: Writer,
     topics: Set[str],
     going_on: Callable[[], bool],
-) -> set[Place]:
-    """Where something may be open: partitions that answer."""
-    doing = "cannot look for open transactions"
+) -> tuple[set[Place], Mapping[Place, int]]:
+    """Where something may be open, as far as it answers, and where something is."""
     began, said = time.monotonic(), False
     while True:
         waited = time.monotonic() - began
         give_up = waited > settings.transaction_timeout
         try:
-            places, silent = _candidates(settings, partitions, writer, topics)
+            places, look = _candidates(settings, partitions, writer, topics)
             if not places:
                 # A pass may never have run; the relay's own topic was there a moment ago.
                 if not writer.group or waited > _MISSING_S:
-                    return places
+                    return places, {}
                 reason = _no_leader(writer.checkpoints)
-            elif not silent:
-                return places
+            elif not look.silent:
+                return places, look.open
             else:
-                reason = _no_leader(min(silent))
-                if writer.checkpoints not in silent:
+                reason = _no_leader(min(look.silent))
+                if writer.checkpoints not in look.silent:
                     give_up = False
-                    if waited > _LEADERLESS_S:
-                        _leave(silent)
-                        return places - silent
+                    if waited > LEADERLESS_S:
+                        leave(look.silent)
+                        return places - look.silent, look.open
         except KafkaException as error:
             if final(error.args[0]):
-                raise sink_error(error, settings, doing) from None
+                raise sink_error(error, settings, _DOING) from None
             reason = error
         if give_up or not going_on():
-            raise sink_error(reason, settings, doing) from None
+            raise sink_error(reason, settings, _DOING) from None
         if waited > 1.0 and not said:
             said = True
             log.warning("waiting for Kafka", reason=text(reason))
@@ -162,25 +169,17 @@ def _places(
 
 def _candidates(
     settings: Settings, partitions: Partitions, writer: Writer, topics: Set[str]
-) -> tuple[set[Place], Set[Place]]:
-    """Where something may be open, and which of it do not answer now; nothing where there are no
+) -> tuple[set[Place], Look]:
+    """Where something may be open, and what is seen there; nothing where there are no
     checkpoints."""
     where = writer.checkpoints
     if where not in partitions.of([where.topic]):
-        return set(), frozenset()
+        return set(), Look({}, frozenset())
     end = partitions.end(where)
     if end is None:
         raise _no_leader(where)
     places = {where, *partitions.of(topics | _last_topics(settings, where, end))}
-    return places, partitions.look(places).silent
-
-
-def _leave(silent: Set[Place]) -> None:
-    log.warning(
-        "partitions do not answer: what a broker may have left open there is ended by the next "
-        "transaction",
-        partitions=[str(place) for place in sorted(silent)],
-    )
+    return places, partitions.look(places)
 
 
 def _no_leader(place: Place) -> KafkaException:
@@ -241,11 +240,17 @@ class _Coordinator:
         self._timeout = settings.transaction_timeout
         self._timeout_ms = timeout_ms(settings)
         self._going_on = going_on
+        self._calls = Calls("markers")
         self._client: Any = None
+        self._reached = False
         self._took_over = False
 
     def close(self) -> None:
         """Close the connections."""
+        self._close_client()
+        self._calls.close()
+
+    def _close_client(self) -> None:
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -271,6 +276,7 @@ class _Coordinator:
             went_to.update(Place(one.topic, one.partition) for one in found.topic_partitions)
             noted = {1: True, 2: False}.get(found.transaction_timeout_ms % 10)
             if found.state == State.ONGOING and noted is not None and not began_abort:
+                self._took_over = True  # as somebody else has
                 self._end(transactional_id, found.producer_id, found.producer_epoch, noted)
                 raise ConcurrentTransactionsError
             if found.state == State.ONGOING:
@@ -295,13 +301,16 @@ class _Coordinator:
             log.warning("the producer has a new id: what is open stays so", was=before)
             return
         ours = (transactional_id, producer_id, epoch)
-        self._add(ours, places)
+        added = self._add(ours, places)
         if group:
-            self._add_group(ours, group)
+            added |= self._add_group(ours, group)
+        if not added:
+            return  # there is no transaction then
         self._insist(lambda: self._end(*ours, committed))
         self.decision(transactional_id)  # until the markers are written
 
-    def _add(self, ours: tuple[str, int, int], places: Sequence[Place]) -> None:
+    def _add(self, ours: tuple[str, int, int], places: Sequence[Place]) -> bool:
+        """Whether anything is in the transaction: it may be that we may not write there."""
         from kafka.errors import OperationNotAttemptedError, for_code
         from kafka.protocol.producer import AddPartitionsToTxnRequest as Request
 
@@ -338,8 +347,9 @@ class _Coordinator:
 
         while left and not self._insist(added):
             pass
+        return bool(left)
 
-    def _add_group(self, ours: tuple[str, int, int], group: str) -> None:
+    def _add_group(self, ours: tuple[str, int, int], group: str) -> bool:
         from kafka.errors import GroupAuthorizationFailedError
         from kafka.protocol.producer import AddOffsetsToTxnRequest
 
@@ -350,8 +360,15 @@ class _Coordinator:
             group_id=group,
             max_version=3,
         )
-        with suppress(GroupAuthorizationFailedError):
-            self._insist(lambda: _check(self._send(ours[0], request).error_code))
+
+        def added() -> bool:
+            try:
+                _check(self._send(ours[0], request).error_code)
+            except GroupAuthorizationFailedError:
+                return False
+            return True
+
+        return self._insist(added)
 
     def _end(self, transactional_id: str, producer_id: int, epoch: int, committed: bool) -> None:
         from kafka.protocol.producer import EndTxnRequest
@@ -372,7 +389,7 @@ class _Coordinator:
         from kafka.protocol.producer import InitProducerIdRequest
 
         self._took_over = True
-        for timeout in (_LONG_MS, self._timeout_ms):
+        for timeout in (_LONG_MS, self._timeout_ms, self._timeout_ms - 10):
             request = InitProducerIdRequest(
                 transactional_id=transactional_id,
                 transaction_timeout_ms=timeout + _DIGITS[committed],
@@ -405,26 +422,53 @@ class _Coordinator:
         where a coordinator was."""
         from kafka.errors import ConcurrentTransactionsError
 
+        def connected() -> _T:
+            if self._client is None:
+                self._client = _client(self._config)
+                self._reached = True
+            return step()
+
         give_up_at = time.monotonic() + self._timeout
         while True:
-            if not self._going_on():
-                raise SinkUnavailableError("stopped while the end of a transaction is waited for")
             try:
-                if self._client is None:
-                    self._client = _client(self._config)
-                return step()
+                return self._bounded(connected)
+            except SinkUnavailableError:
+                raise
             except Exception as error:  # also what the library itself stumbles over
+                passing = bool(getattr(error, "retriable", isinstance(error, TimeoutError)))
                 busy = isinstance(error, ConcurrentTransactionsError)
                 if not busy:
-                    self.close()
-                if not getattr(error, "retriable", False) or time.monotonic() > give_up_at:
+                    self._close_client()
+                if not passing or time.monotonic() > give_up_at:
                     reason = f"{type(error).__name__}: {error}"
-                    if busy or self._took_over:
+                    if self._took_over or (passing and self._reached):
                         raise SinkUnavailableError(
                             f"Kafka: a transaction does not come to its end: {reason}"
                         ) from None
                     raise _CannotAskError(reason) from None
             time.sleep(_PAUSE_S)
+
+    def _bounded(self, call: Callable[[], _T]) -> _T:
+        """A call that may hang: that library waits without end for a broker that accepts a
+        connection and says nothing over TLS. Raises ``TimeoutError`` then."""
+        overrun = time.monotonic() + _CALL_S
+
+        def look() -> None:
+            if not self._going_on():
+                raise SinkUnavailableError("stopped while the end of a transaction is waited for")
+            if time.monotonic() > overrun:
+                raise TimeoutError("a call of kafka-python does not return")
+
+        look()
+        try:
+            return self._calls.make(call, look, _PAUSE_S)
+        except (SinkUnavailableError, TimeoutError):
+            if not self._calls.idle(0):  # left behind with its thread
+                self._calls.close()
+                self._calls, client, self._client = Calls("markers"), self._client, None
+                with suppress(Exception):
+                    client._net.stop()
+            raise
 
 
 def _refusals() -> tuple[type[Exception], ...]:

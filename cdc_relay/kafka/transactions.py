@@ -178,11 +178,10 @@ class TransactionalSink:
         if refused:
             return refused
         portions = self._portions.of(records)
-        topics = {record.topic for record in records}
-        self._written.add(topics)
+        self._written.add({record.topic for record in records})
         pause = _PAUSE_S
         while True:
-            self._make_sure(topics, going_on)
+            self._make_sure(going_on)
             portion = (0, 0)
             gone = False
             self._refused.clear()
@@ -225,11 +224,11 @@ class TransactionalSink:
             time.sleep(pause)
             pause = min(pause * 2, 2.0)
 
-    def _make_sure(self, topics: Set[str], going_on: Callable[[], bool]) -> None:
-        """Wait until it is known that nothing of ours is open in ``topics``, where a broker was
-        away; also between two tries, the first of which may be what is open."""
+    def _make_sure(self, going_on: Callable[[], bool]) -> None:
+        """Where a broker was away, wait until it is known that nothing of ours is open; also
+        between two tries, the first of which may be what is open."""
         self._serve()
-        while not self._ends.known(topics):
+        while not self._ends.known():
             if not going_on():
                 raise SinkUnavailableError("stopped while the brokers do not answer")
             time.sleep(_PAUSE_S)
@@ -398,7 +397,7 @@ class TransactionalSink:
         now = time.monotonic()
         if now >= self._look_at:  # nothing may come for long, and readers wait
             self._look_at = now + _LOOK_AGAIN_S
-            self._ends.known(frozenset())
+            self._ends.known()
 
     def _serve(self) -> None:
         try:

@@ -37,6 +37,9 @@ _LOOK_S: Final = 2.0
 # The markers of a transaction are written within milliseconds of its commit.
 _FORGOTTEN_S: Final = 1.0
 _SAY_S: Final = 5.0
+_PAUSE_S: Final = 0.5
+# A partition that has had no leader for so long is left as it is.
+LEADERLESS_S: Final = 30.0
 _NOT_THERE: Final = UNKNOWN_TOPIC | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 
 
@@ -175,11 +178,20 @@ class Partitions:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer")) from None
 
 
+def leave(silent: Set[Place]) -> None:
+    """Say that some partitions are waited for no longer."""
+    log.warning(
+        "partitions do not answer: what a broker may have left open there is ended by the next "
+        "transaction",
+        partitions=[str(place) for place in sorted(silent)],
+    )
+
+
 class Ends:
     """Looks, when a broker was away, whether an owner's last transactions have ended. One thread.
 
     The next transaction of the same producer in a partition would end what is open there its own
-    way; so nothing is sent to a topic of which that is not known.
+    way, and the next one anywhere makes its coordinator forget how the last one was decided.
     """
 
     def __init__(
@@ -201,34 +213,37 @@ class Ends:
         self._partitions: Partitions | None = None
         self._open: dict[Place, tuple[int, float]] = {}
         self._silent: Set[Place] = frozenset()
-        self._since = 0.0
+        self._since = 0.0  # this doubt
+        self._said = False
         self._look_at = 0.0
 
-    def known(self, topics: Set[str]) -> bool:
-        """Whether all has ended in ``topics``, or no broker was away. False: not known now, ask
-        again.
+    def known(self) -> bool:
+        """Whether all has ended, or no broker was away. False: not known now, ask again, and send
+        nothing meanwhile; the coordinator forgets how the last transaction was decided.
 
         Raises ``FencedError`` where a transaction does not end: it is for the next term to end it.
+        A partition that has had no leader for half a minute is left as it is.
         """
         losses = self._losses()
         if losses == self._seen:
             return True
         now = time.monotonic()
         if self._partitions is None:
-            self._partitions, self._since = Partitions(self._settings), now
+            self._partitions, self._since, self._said = Partitions(self._settings), now, False
         if now >= self._look_at:
             self._look(self._partitions, now)
-        blocked = [
-            place
-            for place in (*self._open, *self._silent)
-            if place.topic in topics or place == self._checkpoints
-        ]
+        waited = now - self._since
+        if self._silent and waited > LEADERLESS_S and self._checkpoints not in self._silent:
+            leave(self._silent)
+            self._silent = frozenset()
         if not self._open and not self._silent:
             self._seen, self._partitions = losses, None
-        elif blocked and now - self._since > _SAY_S:
-            self._since = now
-            log.warning("waiting for Kafka", reason=f"no answer about {blocked[0]}")
-        return not blocked
+            return True
+        if waited > _SAY_S and not self._said:
+            self._said = True
+            unknown = ", ".join(map(str, sorted((*self._open, *self._silent))))
+            log.warning("waiting for Kafka", reason=f"no answer about {unknown}")
+        return False
 
     def _look(self, partitions: Partitions, now: float) -> None:
         try:
@@ -237,6 +252,7 @@ class Ends:
         except KafkaException as error:
             if not final(error.args[0]):
                 self._silent = frozenset((*self._silent, self._checkpoints))
+                self._look_at = time.monotonic() + _PAUSE_S
                 return
             log.warning("cannot look for open transactions", reason=text(error))
             found = Look({}, frozenset())
@@ -251,5 +267,4 @@ class Ends:
                 raise FencedError(
                     f"a broker was away, and a transaction does not end in {place} (at {seen})"
                 )
-        # Asking about a partition without a leader takes its time.
-        self._look_at = now + _SAY_S if self._silent and not self._open else 0.0
+        self._look_at = time.monotonic() + (_PAUSE_S if self._silent else 0.0)
