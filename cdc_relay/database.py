@@ -27,7 +27,12 @@ from sqlalchemy.engine.default import DefaultDialect
 from cdc_relay.cloudevents import PayloadKind
 from cdc_relay.columns import Columns
 from cdc_relay.config import Settings
-from cdc_relay.errors import ConfigError, SourceError, SourceUnavailableError
+from cdc_relay.errors import (
+    ChangedTableError,
+    ConfigError,
+    SourceError,
+    SourceUnavailableError,
+)
 from cdc_relay.outbox import COLUMNS, REQUIRED_COLUMNS
 from cdc_relay.router import ValueKind
 
@@ -255,6 +260,7 @@ def _readable(name: str, path: Path) -> None:
 _ACCESS_DENIED: Final = (1045, 1698, 1130, 1251, 1820, 1862, 2059, 2061, 3118, 4151)
 _UNKNOWN_DATABASE: Final = 1049
 _NO_SUCH_TABLE: Final = (1146, 1932)
+_NOT_AS_IT_WAS: Final = (1054, 1176)  # no such column, no such index
 _MISSING_GRANT: Final = (1044, 1142, 1143, 1227, 1370)
 _TLS_FAILED: Final = 2026
 _LOCKED: Final = (1205, 1213)
@@ -345,7 +351,12 @@ def explain(error: Exception, url: URL, made_by: str = "cdc-relay init") -> Sour
         silent = code in _NO_ANSWER or 2000 <= code < 3000
         what = "does not answer" if silent else "cannot do it now"
         return SourceUnavailableError(f"{server} {what}: {message or 'connection lost'}")
-    return SourceError(f"{server} refused a statement: {message} ({code})")
+    if code == -1 and isinstance(cause, pymysql.err.InternalError):
+        # The driver's own word for packets that are out of turn: a network (a proxy, a failover)
+        # swallowed some. It has given the connection up.
+        return SourceUnavailableError(f"{server} does not answer as it should: {message}")
+    kind = ChangedTableError if code in _NOT_AS_IT_WAS else SourceError
+    return kind(f"{server} refused a statement: {message} ({code})")
 
 
 def _grant(message: str, url: URL) -> str:
@@ -404,7 +415,8 @@ class TableShape:
     """All columns by name, in the table's order, those that are not ours included."""
     payload_kind: PayloadKind
     indexes: Mapping[str, tuple[str, ...]]
-    """Columns of each index by its name."""
+    """Columns of each index by its name; those that are invisible (MySQL) or ignored (MariaDB) left
+    out."""
     extra: Mapping[str, ValueKind] = field(default_factory=dict)
     """The columns of the service's that the settings ask for, in the order of
     ``OutboxEvent.extra``."""
@@ -495,7 +507,10 @@ def describe_table(connection: Connection, settings: Settings) -> TableShape:
             for name, kind, nullable, characters, charset in rows
         }
         indexes: dict[str, tuple[str, ...]] = {}
-        for index, column in connection.exec_driver_sql(_INDEXES_SQL, (schema, table)):
+        # One that the optimizer must not use cannot be asked for by name either.
+        used = "IGNORED = 'NO'" if is_mariadb(connection) else "IS_VISIBLE = 'YES'"
+        sql = _INDEXES_SQL.format(used=used)
+        for index, column in connection.exec_driver_sql(sql, (schema, table)):
             indexes[index] = (*indexes.get(index, ()), names.key(column))
         full_name = f"{found[0]}.{found[1]}"
         _check_shape(full_name, found[2], found[3], columns, names)
@@ -537,7 +552,7 @@ _COLUMNS_SQL: Final = (
 )
 _INDEXES_SQL: Final = (
     "SELECT INDEX_NAME, COALESCE(LOWER(COLUMN_NAME), '') FROM information_schema.STATISTICS"
-    " WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s ORDER BY INDEX_NAME, SEQ_IN_INDEX"
+    " WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND {used} ORDER BY INDEX_NAME, SEQ_IN_INDEX"
 )
 # MariaDB only: MySQL's view of this name has no TABLE_NAME, and its JSON is a type of its own.
 _CHECKS_SQL: Final = (

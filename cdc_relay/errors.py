@@ -42,6 +42,11 @@ class SourceUnavailableError(SourceError):
     """The database does not answer now. Trying again may help; no row is at fault."""
 
 
+class ChangedTableError(SourceError):
+    """A statement names a column or an index that the table does not have: it had when it was
+    looked at."""
+
+
 class DecodeError(SourceError):
     """Bytes of the binlog that cannot be what the protocol says. Names the position."""
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from cdc_relay.database import TableShape, connected, database_errors, retry_locked, streamed
+from cdc_relay.errors import ChangedTableError, SourceUnavailableError
 from cdc_relay.outbox import DEAD, PENDING, SENT, OutboxEvent, marked_columns
 from cdc_relay.position import Position
 from cdc_relay.server import current_position
@@ -163,26 +165,32 @@ class Store:
         on_dead: Literal["block", "release"] = "block",
         mark: Literal["update", "delete"] = "update",
         tell: Callable[[OutboxEvent, int, str], None] = lambda _event, _tries, _reason: None,
+        describe: Callable[[Connection], TableShape] | None = None,
     ) -> None:
         """``max_tries`` failures are forgiven, the next one makes a row dead; ``on_dead`` decides
         whether a dead row keeps later events of its aggregate back. ``tell`` is called, with tries
-        and reason, for each row that was made dead here."""
+        and reason, for each row that was made dead here. With ``describe`` the table may change:
+        it is looked at anew when a statement finds it so."""
         self._engine = engine
-        self._shape = shape
-        self._table = shape.quoted
-        self._sql = shape.names.sql
-        self._most_tries = _MOST.get(shape.columns["retry_count"].data_type, 2**31 - 1)
-        self._max_tries = min(max_tries, self._most_tries - 1)
+        self._describe = describe
+        self._max_tries = max_tries
         self._on_dead = on_dead
         self._mark = mark
         self._tell = tell
         self._rows_at_once = _FIRST_ROWS
+        self._work_by(shape)
+
+    def _work_by(self, shape: TableShape) -> None:
+        self._shape = shape
+        self._table = shape.quoted
+        self._sql = shape.names.sql
+        self._most_tries = _MOST.get(shape.columns["retry_count"].data_type, 2**31 - 1)
         sent_at = ", sent_at = UTC_TIMESTAMP(6)" if "sent_at" in shape.columns else ""
         # Driven by the primary key whatever the optimizer's statistics say: rows are locked in
         # id order, the same in every session, so two of them wait instead of deadlocking.
         change = (
             shape.delete
-            if mark == "delete"
+            if self._mark == "delete"
             else f"UPDATE {self._table}{shape.force_index('id')}"
             f" SET status = {SENT}{sent_at}, updated_at = UTC_TIMESTAMP(6)"
         )
@@ -470,7 +478,11 @@ class Store:
         found: list[tuple[OutboxEvent, int, int]] = []
         size = 0
         rest = ids[len(part) :]
-        with connected(self._engine) as connection, streamed(connection, self._sql(sql)) as rows:
+        with (
+            self._noticing_changes(),
+            connected(self._engine) as connection,
+            streamed(connection, self._sql(sql)) as rows,
+        ):
             for row in rows:
                 # NULL in a column of an existing table reads as empty: the router judges it.
                 names = [name or "" for name in row[1:5]]
@@ -497,7 +509,7 @@ class Store:
         the same failure count it once.
         """
         tries = min(retry_count + 1, self._most_tries)
-        dead = tries > self._max_tries
+        dead = tries > min(self._max_tries, self._most_tries - 1)
         delay_s = 0 if dead else retry_delay_s(tries)
         changes = [f"status = {DEAD if dead else PENDING}", f"retry_count = {tries}"]
         if not dead:
@@ -775,7 +787,7 @@ class Store:
     def _read(
         self, sql: str, parameters: tuple[object, ...] = (), *, uncommitted: bool = False
     ) -> list[Any]:
-        with connected(self._engine) as connection:
+        with self._noticing_changes(), connected(self._engine) as connection:
             if uncommitted:  # of the next transaction only
                 connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
             return list(connection.exec_driver_sql(self._sql(sql), parameters).all())
@@ -787,8 +799,27 @@ class Store:
             with self._engine.connect() as connection:
                 return connection.exec_driver_sql(sql, parameters).rowcount
 
-        with database_errors(self._engine.url):
+        with self._noticing_changes(), database_errors(self._engine.url):
             return retry_locked(once)
+
+    @contextmanager
+    def _noticing_changes(self) -> Iterator[None]:
+        """Where the body's statement does not fit the table any more (a column or an index was
+        dropped), work by the table as it is now, and raise ``SourceUnavailableError``: the next try
+        makes another statement. Raises ``SourceError`` where nobody can work with that table."""
+        shape = self._shape
+        try:
+            yield
+        except ChangedTableError as error:
+            if self._describe is None:
+                raise
+            if self._shape is shape:  # else another thread was faster
+                with connected(self._engine) as connection:
+                    now = self._describe(connection)
+                if now.columns == shape.columns and now.indexes == shape.indexes:
+                    raise  # it is as it was: this statement will never do
+                self._work_by(now)
+            raise SourceUnavailableError(f"table {self.name} was changed: {error}") from error
 
 
 class PendingScan:

@@ -70,6 +70,7 @@ def run(settings: Settings, *, loop: bool = False, force: bool = False) -> Summa
                 on_dead=settings.on_dead,
                 mark="delete" if settings.mark == "delete" else "update",
                 tell=alerts.dead,
+                describe=lambda connection: describe_table(connection, settings),
             )
             store.check_update()
             turns = Turns(database, shape.quoted, lambda: not stop.is_set())

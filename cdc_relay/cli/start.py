@@ -89,6 +89,7 @@ def start(settings: Settings, *, until_current: bool = False) -> None:
             on_dead=settings.on_dead,
             mark="delete" if settings.mark == "delete" else "update",
             tell=alerts.dead,
+            describe=lambda connection: describe_table(connection, settings),
         )
         if settings.mark != "none":
             store.check_update()

@@ -118,6 +118,36 @@ def test_a_table_that_is_away_for_a_moment(shop: Harness) -> None:
     assert [message.json["n"] for message in shop.messages()] == [0, 1, 2]
 
 
+def test_what_a_running_relay_can_do_without_is_dropped(shop: Harness) -> None:
+    """Optional columns and indexes: the relay goes on with the table as it is, marks included."""
+    shop.create_topic()
+    database = shop.database
+
+    def insert(event_id: str, key: str) -> None:
+        database.sql(
+            "INSERT INTO outbox_event (event_id, aggregate_type, aggregate_id, event_type, payload)"
+            f" VALUES ('{event_id}', 'order', '{key}', 'E', '{{}}')"
+        )
+
+    relay = shop.relay()
+    insert("event-0", "a")
+    shop.wait_sent(1)
+    changes = (
+        "DROP COLUMN sent_at",
+        "DROP COLUMN last_error, DROP COLUMN headers",
+        "DROP INDEX idx_status_next_retry, DROP INDEX idx_status_aggregate",
+        "RENAME INDEX idx_status_created TO other",
+    )
+    for number, change in enumerate(changes, 1):
+        database.sql(f"ALTER TABLE outbox_event {change}")
+        insert(f"event-{number}", "a")
+        insert(f"bad-{number}", "")  # parked: no record without a key
+        shop.wait_sent(1 + number)
+    shop.until(lambda: database.sql("SELECT MAX(retry_count) FROM outbox_event")[0][0] >= 2)
+    assert relay.terminate() == 0
+    assert [message.event_id for message in shop.messages()] == [f"event-{n}" for n in range(5)]
+
+
 def test_changes_while_the_stream_follows(source: SourceUnderTest) -> None:
     source.ins("k")
     assert source.read().keys == ["k"]

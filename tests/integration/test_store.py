@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import pytest
@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from cdc_relay.config import Settings
 from cdc_relay.database import database_errors, describe_table, engine
-from cdc_relay.errors import SourceError, SourceUnavailableError
+from cdc_relay.errors import ChangedTableError, SourceError, SourceUnavailableError
 from cdc_relay.outbox import OutboxEvent
 from cdc_relay.parking import Parking
 from cdc_relay.store import Failure, PendingEvent, Store
@@ -789,3 +789,67 @@ def retry_at(database: Database, key: str, interval: str) -> None:
         " WHERE aggregate_id = %s",
         (key,),
     )
+
+
+# --- a table that changes -----------------------------------------------------------------------
+
+_INDEXES = ("idx_status_next_retry", "idx_status_aggregate", "idx_status_created")
+
+
+def test_indexes_that_the_server_must_not_use_are_not_asked_for(
+    database: Database, make_store: Callable[..., Store]
+) -> None:
+    """Who wants to drop an index makes it invisible first, to see whether it is missed."""
+    database.create_outbox()
+    hidden = "IGNORED" if database.is_mariadb else "INVISIBLE"
+    for index in _INDEXES:
+        database.sql(f"ALTER TABLE outbox_event ALTER INDEX {index} {hidden}")
+    store = make_store()
+    rows = insert(database, "a", "b", "a")
+    assert store.backlog().pending == 3
+    batches = list(store.scan(0, 10))
+    assert [entry.event.id for batch in batches for entry in batch] == [
+        row_id for row_id, _ in rows
+    ]
+    store.record_failure(batches[0][0].event, 0, "refused")
+    assert store.mark_sent(rows[1:]) == 2
+
+
+def test_columns_and_indexes_that_are_dropped_meanwhile(
+    database: Database, make_store: Callable[..., Store]
+) -> None:
+    """The statement that finds it is refused, the next try fits the table."""
+    database.create_outbox()
+    store = make_store(describe=lambda connection: describe_table(connection, settings(database)))
+    rows = insert(database, "a", "b", "c")
+    event = next(iter(store.scan(0, 10)))[0].event
+    steps: list[tuple[str, Callable[[], object]]] = [
+        ("DROP COLUMN sent_at", lambda: store.mark_sent(rows[1:2])),
+        ("DROP COLUMN last_error", lambda: store.record_failure(event, 0, "refused")),
+        ("DROP COLUMN headers", lambda: store.events([rows[2][0]])),
+        *((f"DROP INDEX {index}", lambda: list(store.scan(0, 10))) for index in _INDEXES[1:]),
+        (f"RENAME INDEX {_INDEXES[0]} TO other", store.backlog),
+    ]
+    for change, action in steps:
+        database.sql(f"ALTER TABLE outbox_event {change}")
+        with suppress(SourceUnavailableError):
+            action()
+            continue
+        action()
+    assert database.sql("SELECT status, retry_count FROM outbox_event ORDER BY id") == (
+        (0, 1),
+        (1, 0),
+        (0, 0),
+    )
+    database.sql("ALTER TABLE outbox_event DROP COLUMN event_type")
+    with pytest.raises(SourceError, match="lacks the columns event_type"):
+        store.events([rows[2][0]])
+
+
+def test_a_changed_table_is_an_error_to_who_does_not_expect_it(
+    database: Database, store: Store
+) -> None:
+    rows = insert(database, "a")
+    database.sql("ALTER TABLE outbox_event DROP COLUMN sent_at")
+    with pytest.raises(ChangedTableError, match="sent_at"):
+        store.mark_sent(rows)

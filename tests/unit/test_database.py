@@ -21,7 +21,12 @@ from cdc_relay.database import (
     explain,
     retry_locked,
 )
-from cdc_relay.errors import ConfigError, SourceError, SourceUnavailableError
+from cdc_relay.errors import (
+    ChangedTableError,
+    ConfigError,
+    SourceError,
+    SourceUnavailableError,
+)
 
 URL = "mysql+pymysql://relay:s3cr€t@db.example:3307/shop"
 
@@ -151,6 +156,26 @@ def test_a_server_that_never_greets_is_away_soon() -> None:
     assert "does not answer" in str(error)
 
 
+def test_a_greeting_of_which_the_network_swallowed_a_part() -> None:
+    """What the driver calls an internal error is a network that may heal."""
+
+    def greet() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"\x01\x00\x00\x01\xff")  # the second packet first
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = Thread(target=greet, daemon=True)
+        thread.start()
+        port = server.getsockname()[1]
+        made = engine(Settings(database_url=f"mysql+pymysql://u@127.0.0.1:{port}/s"))
+        said = "does not answer as it should: Packet"
+        with pytest.raises(SourceUnavailableError, match=said), connected(made):
+            pass
+        thread.join(10)
+    made.dispose()
+
+
 # --- errors ------------------------------------------------------------------------------------
 
 ERRORS: list[tuple[Exception, type[SourceError], str]] = [
@@ -217,6 +242,12 @@ ERRORS: list[tuple[Exception, type[SourceError], str]] = [
     (ConnectionResetError(104, "reset"), SourceUnavailableError, "does not answer"),
     (exc.TimeoutError("pool"), SourceUnavailableError, "does not answer: pool"),
     (pymysql.err.ProgrammingError(1064, "bad\nsyntax"), SourceError, "bad syntax (1064)"),
+    (
+        pymysql.err.OperationalError(1054, "Unknown column 'sent_at' in 'field list'"),
+        ChangedTableError,
+        "Unknown column 'sent_at'",
+    ),
+    (pymysql.err.OperationalError(1176, "Key 'k' doesn't exist"), ChangedTableError, "Key 'k'"),
 ]
 
 
