@@ -14,12 +14,13 @@ from sqlalchemy.schema import CreateColumn
 
 from cdc_relay.columns import Columns
 from cdc_relay.config import Settings
-from cdc_relay.database import describe_table, quote
+from cdc_relay.database import describe_table, is_mariadb, quote
 from cdc_relay.doctor.finding import Finding, How, Level
 from cdc_relay.doctor.traffic import RECENT_ROWS
 from cdc_relay.errors import ConfigError, SourceError
 from cdc_relay.outbox import OPTIONAL_COLUMNS, REQUIRED_COLUMNS, outbox_table, upgrade_ddl
 
+_VISIBLE: Final = ("VISIBLE", "IS_VISIBLE = 'YES'")
 _LIMITS: Final = {
     "tinyint": 1 << 7,
     "smallint": 1 << 15,
@@ -345,12 +346,28 @@ def _indexes(connection: Connection, schema: str, table: str, names: Columns) ->
         )
     else:
         yield _found("uk_event_id", "ok", "event ids are unique")
+    shown, used = ("NOT IGNORED", "IGNORED = 'NO'") if is_mariadb(connection) else _VISIBLE
+    sql = (
+        "SELECT DISTINCT INDEX_NAME FROM information_schema.STATISTICS"
+        f" WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND NOT {used}"
+    )
+    hidden = set(connection.exec_driver_sql(sql, (schema, table)).scalars())
     ours = outbox_table(MetaData(), f"{schema}.{table}")
     for wanted in sorted(ours.indexes, key=lambda index: str(index.name)):
         over = tuple(column.name for column in wanted.columns)
         check = str(wanted.name)
-        if any(indexed[: len(over)] == over for indexed in indexes.values()):
+        fitting = [index for index, indexed in indexes.items() if indexed[: len(over)] == over]
+        if not hidden.issuperset(fitting):
             yield _found(check, "ok", f"an index begins with {', '.join(over)}")
+            continue
+        if fitting:
+            yield _found(
+                check,
+                "warning",
+                f"the index {fitting[0]} is hidden from statements, and no other begins with "
+                f"{', '.join(over)}: scans read the whole table as it grows",
+                (f"ALTER TABLE {name} ALTER INDEX {quote(fitting[0])} {shown};",),
+            )
             continue
         others = [str(index.name) for index in ours.indexes if index is not wanted]
         # An index of this name over other columns has to give way.

@@ -424,6 +424,16 @@ def test_ids_of_another_length(database: Database, kafka: str) -> None:
     assert database.sql("SELECT aggregate_id FROM outbox_event") == ((key,),)
 
 
+def test_an_index_that_statements_do_not_see(database: Database, kafka: str) -> None:
+    """It is there by name, so a CREATE INDEX would not mend it."""
+    database.create_outbox()
+    hidden = "IGNORED" if database.is_mariadb else "INVISIBLE"
+    database.sql(f"ALTER TABLE outbox_event ALTER INDEX idx_status_created {hidden}")
+    falls_ill_and_is_mended(
+        Ward(database, kafka, database.name), "idx_status_created", "warning", "hidden"
+    )
+
+
 def test_rows_of_the_future(ward: Ward, kafka: str, path: Path) -> None:
     """A service east of Greenwich writes its local time; brokers refuse what comes from further
     ahead than an hour."""
