@@ -31,6 +31,7 @@ from cdc_relay.kafka.client import (
     sink_error,
     text,
 )
+from cdc_relay.kafka.coordinator import timeout_ms
 from cdc_relay.kafka.membership import Membership, group_name
 from cdc_relay.kafka.portions import Portions
 from cdc_relay.kafka.sink import (
@@ -107,7 +108,7 @@ class TransactionalSink:
         self._refused: dict[tuple[str, bytes | None], KafkaError] = {}
         self.acknowledged: Set[int] = frozenset()
         """A transaction that is not committed is not there: always empty."""
-        timeout_ms = markers.timeout_ms(settings)
+        timeout = timeout_ms(settings)
         self._calls = Calls("transactions")
         self._give_up_at = 0.0
         self._unsure = False  # whether a commit was left whose outcome is not known
@@ -117,8 +118,8 @@ class TransactionalSink:
                 {
                     **producer_config(settings, f"cdc-relay-{settings.name}-{owner}"),
                     "transactional.id": transactional_id,
-                    "transaction.timeout.ms": timeout_ms,
-                    "message.timeout.ms": timeout_ms,
+                    "transaction.timeout.ms": timeout,
+                    "message.timeout.ms": timeout,
                     # The commit is the acknowledgement; only refusals are reported one by one.
                     "delivery.report.only.error": True,
                     "error_cb": self._on_error,

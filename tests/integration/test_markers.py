@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from cdc_relay import faults
 from cdc_relay.config import Settings, load
 from cdc_relay.errors import SinkUnavailableError
-from cdc_relay.kafka import markers
+from cdc_relay.kafka import coordinator, markers
 from cdc_relay.kafka.checkpoints import Checkpoint, read_last, topic_name
 from cdc_relay.kafka.reader import Reader
 from cdc_relay.kafka.sink import FencedError
@@ -237,7 +237,7 @@ def test_who_ends_it_is_killed_meanwhile(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(markers._Coordinator, step, kill)
+        patched.setattr(coordinator.Coordinator, step, kill)
         with pytest.raises(Killed):
             shop.sink()
     sink = shop.sink()
@@ -306,7 +306,7 @@ def test_what_is_whole_is_not_touched(
     sink = shop.sink()
     shop.deliver(sink, (NEAR, "a"), (FAR, "b"))
     sink.close(1.0)
-    monkeypatch.delattr(markers, "_Coordinator")
+    monkeypatch.delattr(markers, "Coordinator")
     shop.sink().close(1.0)
 
 
