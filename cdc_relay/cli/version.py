@@ -10,7 +10,8 @@ import click
 from cdc_relay.about import decoder, version
 
 _LIBRARIES: Final = (
-    *("mysql-replication", "confluent-kafka", "SQLAlchemy", "PyMySQL", "cryptography"),
+    *("mysql-replication", "confluent-kafka", "kafka-python"),
+    *("SQLAlchemy", "PyMySQL", "cryptography"),
     *("click", "pydantic", "structlog"),
 )
 
