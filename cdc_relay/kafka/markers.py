@@ -189,6 +189,8 @@ def _last_topics(settings: Settings, where: Place, end: int) -> Set[str]:
         },
     )
     try:
+        # Who assigns what a client has not heard of yet waits half a second for it.
+        consumer.list_topics(where.topic, timeout=_ANSWER_S)
         start = max(0, end - _LOOK_BACK)
         consumer.assign([TopicPartition(*where, start or OFFSET_BEGINNING)])
         deadline = time.monotonic() + _ANSWER_S
