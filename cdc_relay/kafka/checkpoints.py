@@ -42,6 +42,7 @@ from cdc_relay.kafka.client import (
     final,
     sink_error,
     text,
+    topic_reader_config,
 )
 from cdc_relay.kafka.owed import NOTHING_OWED, Owed
 from cdc_relay.position import Position, from_runs, runs
@@ -293,17 +294,10 @@ def last_value(
     consumer = create(
         Consumer,
         {
-            **base_config(settings, f"cdc-relay-{settings.name}-checkpoints"),
+            **topic_reader_config(
+                settings, f"cdc-relay-{settings.name}-checkpoints", "read_committed"
+            ),
             "error_cb": complaints,
-            # Assigned by hand; the group is never joined and no offset is committed.
-            "group.id": f"cdc-relay.{settings.name}.reader",
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            # The end is told by an empty answer: wait for one no longer than this.
-            "fetch.wait.max.ms": 10,
-            "auto.offset.reset": "earliest",
-            "allow.auto.create.topics": False,
         },
     )
     try:

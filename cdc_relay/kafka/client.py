@@ -75,6 +75,22 @@ def base_config(settings: Settings, client_id: str) -> dict[str, Any]:
     }
 
 
+def topic_reader_config(settings: Settings, client_id: str, isolation: str) -> dict[str, Any]:
+    """Return the properties of a consumer that reads a few records of a partition by hand: the
+    group is never joined, no offset is committed, no topic is made. The end is told by an event."""
+    return {
+        **base_config(settings, client_id),
+        "group.id": f"cdc-relay.{settings.name}.reader",
+        "enable.auto.commit": False,
+        "isolation.level": isolation,
+        "enable.partition.eof": True,
+        # The end is told by an empty answer: wait for one no longer than this.
+        "fetch.wait.max.ms": 10,
+        "auto.offset.reset": "earliest",
+        "allow.auto.create.topics": False,
+    }
+
+
 def create(kind: Any, config: dict[str, Any]) -> Any:
     """Construct a client. librdkafka judges properties here: a wrong one is the user's to mend."""
     try:

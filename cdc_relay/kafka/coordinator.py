@@ -33,6 +33,7 @@ _PAUSE_S: Final = 0.1
 # its maker is killed. A cluster may allow less (transaction.max.timeout.ms, by default 900,000).
 _LONG_MS: Final = 600_000
 _DIGITS: Final = {True: 1, False: 2}
+_NOTED: Final = {digit: committed for committed, digit in _DIGITS.items()}
 _T = TypeVar("_T")
 
 
@@ -92,7 +93,7 @@ class Coordinator:
             except TransactionalIdNotFoundError:
                 return None
             went_to.update(Place(one.topic, one.partition) for one in found.topic_partitions)
-            noted = {1: True, 2: False}.get(found.transaction_timeout_ms % 10)
+            noted = _NOTED.get(found.transaction_timeout_ms % 10)
             if found.state == State.ONGOING and noted is not None and not began_abort:
                 self._took_over = True  # as somebody else has
                 self._end(transactional_id, found.producer_id, found.producer_epoch, noted)

@@ -22,7 +22,7 @@ import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from cdc_relay.config import Settings
-from cdc_relay.kafka.client import base_config, create, final, sink_error, text
+from cdc_relay.kafka.client import create, final, sink_error, text, topic_reader_config
 from cdc_relay.kafka.coordinator import CannotAskError, Coordinator
 from cdc_relay.kafka.unfinished import LEADERLESS_S, Look, Partitions, Place, Written, leave
 
@@ -177,16 +177,7 @@ def _last_topics(settings: Settings, where: Place, end: int) -> Set[str]:
         return topics
     consumer: Any = create(
         Consumer,
-        {
-            **base_config(settings, f"cdc-relay-{settings.name}-markers"),
-            "group.id": f"cdc-relay.{settings.name}.reader",
-            "enable.auto.commit": False,
-            "isolation.level": "read_uncommitted",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 10,
-            "auto.offset.reset": "earliest",
-            "allow.auto.create.topics": False,
-        },
+        topic_reader_config(settings, f"cdc-relay-{settings.name}-markers", "read_uncommitted"),
     )
     try:
         # Who assigns what a client has not heard of yet waits half a second for it.
