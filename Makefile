@@ -24,12 +24,15 @@ demo: venv  ## the whole path on real servers, with kills; ORDERS=118402 SEED=7 
 	@$(BIN)/python -m examples.shop.demo $(if $(ORDERS),--orders $(ORDERS)) \
 	    $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep)
 
+# The servers are fetched while the code is checked (not earlier: both may install packages).
 # The decoder's part runs first on the plain sources, then, with everything else, compiled.
 # Tests of the relay mostly wait, so three run beside each other where memory allows.
 # At the end the bill of materials, and whether an advisory is known against a package in it.
-test: lint  ## check, then the whole suite on real MySQL, MariaDB and Kafka (started here); WORKERS=3
-	@$(PYTHON) -m dev fetch
-	@CDC_RELAY_PURE=1 $(BIN)/python -m pytest -q tests/unit tests/integration/test_decoder_differential.py
+test: venv  ## check, then the whole suite on real MySQL, MariaDB and Kafka (started here); WORKERS=3
+	@$(PYTHON) -m dev fetch & fetch=$$!; trap 'kill $$fetch 2>/dev/null || :' EXIT; \
+	    $(MAKE) --no-print-directory lint; wait $$fetch
+	@CDC_RELAY_PURE=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile \
+	    tests/unit tests/integration/test_decoder_differential.py
 	@$(BIN)/python -m pytest -q -n $(or $(WORKERS),$$($(PYTHON) -m dev.workers)) --dist worksteal --durations=15 $(ARGS)
 	@$(BIN)/python -m dev.sbom .sbom --advisories
 

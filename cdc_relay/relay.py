@@ -61,6 +61,8 @@ _MOST_OWED: Final = 50_000
 _MOST_UNSEEN: Final = 100_000
 # Of the time to stop, what is kept for the last checkpoint.
 _LAST_SAVE_S: Final = 3.0
+# What a group that is on its way may take, in all, when a stop is asked.
+_IN_FLIGHT_S: Final = 5.0
 # A row comes out of the log a moment before its own transaction becomes visible to SELECT.
 _VISIBLE_WITHIN_S: Final = 5.0
 
@@ -129,6 +131,8 @@ class Relay:
         self._moved: Position | None = None
         self._saved_at = 0.0
         self._finish_by = 0.0
+        self._in_flight_s = max(0.0, min(_IN_FLIGHT_S, settings.stop_grace - _LAST_SAVE_S))
+        self._half = False  # whether a group of the stream is in work
         self._vitals = vitals
         self.counters = vitals.counters
         self._end_pass = fence_pass
@@ -259,11 +263,13 @@ class Relay:
             self._moved = position  # past other tables only: saved now and then
             return self._save()
         faults.point("gathered")
+        self._half = True
         items = self._route(self._events(rows))
         faults.point("routed")
         # As a whole, with the position behind it: a part alone would come again after a crash.
         before = self.counters.sent
         self._deliver(items, position)
+        self._half = False
         self._note_lag(group, self.counters.sent - before)
         until = self._checkpoint.doubtful_until
         if until is not None and position.passed(until):
@@ -352,9 +358,12 @@ class Relay:
         return self._parking.any and self._parking.holds(event)
 
     def _going_on(self) -> bool:
-        """For waits inside the sink: whether to wait on."""
+        """For waits inside the sink: whether to wait on. When a stop is asked, what is on its way
+        has the time that brokers which are well take: given up, it would come again."""
         self._keep_up()
-        return not self._stopping.is_set() or time.monotonic() < self._finish_by
+        now = time.monotonic()
+        begun = self._vitals.delivering_since
+        return not self._stopping.is_set() or now < max(self._finish_by, begun + self._in_flight_s)
 
     def _owing(self, events: Sequence[OutboxEvent]) -> list[Part]:
         return parts(events) if self._marks else []
@@ -364,7 +373,7 @@ class Relay:
     ) -> Checkpoint:
         return replace(
             self._checkpoint,
-            position=to or self._checkpoint.position,
+            position=to or self._moved or self._checkpoint.position,
             owed=self._marker.owed_with(marks),
             closed=self._parking.closed(),
             held=self._parking.held({event.id for event in events}) if self._parking.any else (),
@@ -418,7 +427,9 @@ class Relay:
             if orderly:
                 self._marker.wait(max(0.0, deadline - _LAST_SAVE_S - time.monotonic()))
             self._marker.stop(max(0.1, deadline - _LAST_SAVE_S - time.monotonic()))
-            if orderly:
+            # Without marks, what the checkpoint says of held rows must go with its position: those
+            # of a group that was given up come again.
+            if orderly and (self._marks or not self._half):
                 self._finish_by = deadline  # a rebalance of the group may refuse it at first
                 self._save(force=True)
         except Exception as error:
@@ -543,6 +554,8 @@ class Relay:
                 self._parking.tries[event.id] = tries
         items = self._route(pending.event for pending in batch)
         self._deliver(items, None)
+        for event, _ in batch:
+            self._parking.tries.pop(event.id, None)
         self.counters.swept += len(items)
         while self._marker.owed_count >= self._most_owed:
             self._keep_up()

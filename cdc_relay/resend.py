@@ -53,10 +53,9 @@ def _records(router: Router, events: Sequence[OutboxEvent]) -> list[Record]:
 
 
 def _send(sink: IdempotentSink, records: list[Record], timeout: float) -> int:
-    delivery = sink.send(records)
-    sink.wait(delivery, timeout)
-    if delivery.refused:
-        index = min(delivery.refused)
+    refused = sink.send(records, timeout).refused
+    if refused:
+        index = min(refused)
         key = records[index].key.decode("utf-8", "replace")
-        raise SinkError(f"{records[index].topic}, key {key}: {delivery.refused[index]}")
+        raise SinkError(f"{records[index].topic}, key {key}: {refused[index].reason}")
     return len(records)

@@ -24,7 +24,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from cdc_relay.config import Settings
 from cdc_relay.kafka.client import create, final, sink_error, text, topic_reader_config
 from cdc_relay.kafka.coordinator import CannotAskError, Coordinator
-from cdc_relay.kafka.unfinished import LEADERLESS_S, Look, Partitions, Place, Written, leave
+from cdc_relay.kafka.unfinished import Look, Partitions, Patience, Place, Written
 
 log: Any = structlog.get_logger(__name__)
 
@@ -120,6 +120,7 @@ def _places(
 ) -> tuple[set[Place], Mapping[Place, int]]:
     """Where something may be open, as far as it answers, and where something is."""
     began, said = time.monotonic(), False
+    patience = Patience(writer.checkpoints)
     while True:
         waited = time.monotonic() - began
         give_up = waited > settings.transaction_timeout
@@ -134,11 +135,10 @@ def _places(
                 return places, look.open
             else:
                 reason = _no_leader(min(look.silent))
+                if patience.is_over(look.silent):
+                    return places - look.silent, look.open
                 if writer.checkpoints not in look.silent:
                     give_up = False
-                    if waited > LEADERLESS_S:
-                        leave(look.silent)
-                        return places - look.silent, look.open
         except KafkaException as error:
             if final(error.args[0]):
                 raise sink_error(error, settings, _DOING) from None

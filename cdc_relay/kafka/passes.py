@@ -42,12 +42,11 @@ def record_pass(settings: Settings, found: Mapping[str, object]) -> None:
         ensure_topic(settings, _TIMEOUT_S, fallback=True)
         sink = IdempotentSink(settings, f"cdc-relay-{settings.name}-pass")
         try:
-            delivery = sink.send([record])
-            sink.wait(delivery, _TIMEOUT_S)
+            refused = sink.send([record], _TIMEOUT_S).refused
         finally:
             sink.close(1.0)
-        if delivery.refused:
-            raise SinkError(delivery.refused[0])
+        if refused:
+            raise SinkError(refused[0].reason)
     except SinkError as error:
         log.warning("the pass left no record of itself", reason=str(error))
 

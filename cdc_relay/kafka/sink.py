@@ -75,18 +75,30 @@ class CheckpointTopicGoneError(FencedError):
 
 
 class Delivery:
-    """What became of the records of one ``send``. Filled while the sink is polled."""
+    """What became of records that were sent together. Filled while the sink is polled."""
 
-    __slots__ = ("_flying", "_later", "_open", "_records", "_waiting", "behind", "refused")
+    __slots__ = (
+        "_flying",
+        "_going_on",
+        "_later",
+        "_open",
+        "_records",
+        "_waiting",
+        "behind",
+        "refused",
+    )
 
-    def __init__(self, records: Sequence[Record]) -> None:
+    def __init__(
+        self, records: Sequence[Record], going_on: Callable[[], bool] = lambda: True
+    ) -> None:
         self._records = records
+        self._going_on = going_on
         self._flying = 0
         self._later = False
         self._open = bytearray(b"\1") * len(records)
         self._waiting = len(records)
-        self.refused: dict[int, str] = {}
-        """Index in the sent sequence to the reason; only faults of the record or its topic."""
+        self.refused: dict[int, Refusal] = {}
+        """By index in the sent sequence; only faults of the record or its topic."""
         self.behind: set[int] = set()
         """What was not sent because it stands behind such a record of its topic and key."""
 
@@ -96,8 +108,8 @@ class Delivery:
         was refused."""
         return self._waiting == 0
 
-    def _refuse(self, index: int, reason: str) -> None:
-        self.refused[index] = reason
+    def _refuse(self, index: int, refusal: Refusal) -> None:
+        self.refused[index] = refusal
         self._close(index)
 
     def _pass_over(self, index: int) -> None:
@@ -228,27 +240,32 @@ class IdempotentSink:
             if saved.refused:
                 self._topics.forget(checkpoint.topic)
                 check_is_there(self._topics, checkpoint)
-                raise refused_checkpoint(checkpoint, saved.refused[0])
-        return {index: Refusal(reason) for index, reason in sent.refused.items()}
+                raise refused_checkpoint(checkpoint, saved.refused[0].reason)
+        return sent.refused
+
+    def send(self, records: Sequence[Record], timeout: float) -> Delivery:
+        """Send the records in order and wait until each is acknowledged or refused. Raises
+        ``SinkUnavailableError`` when that is not so within ``timeout`` seconds (they may still
+        arrive), ``SinkError`` when the producer cannot go on."""
+        deadline = time.monotonic() + timeout
+        try:
+            return self._send_and_wait(records, lambda: time.monotonic() < deadline)
+        except SinkUnavailableError:
+            raise SinkUnavailableError(
+                f"no acknowledgement from Kafka within {timeout:g} s: are the brokers up?"
+            ) from None
 
     def _send_and_wait(self, records: Sequence[Record], going_on: Callable[[], bool]) -> Delivery:
-        delivery = self.send(records)
+        if self._singly:
+            self._start(singly=False)
+        self._delivery = delivery = Delivery(records, going_on)
+        self._produce(delivery)
+        self.poll(0)
         while not delivery.settled:
             self.poll(0.05)
             if not delivery.settled and not going_on():
                 raise SinkUnavailableError("stopped while the brokers do not answer")
         return delivery
-
-    def send(self, records: Sequence[Record]) -> Delivery:
-        """Queue the records in order and return at once, or, while the queue is full, as soon as
-        there is room. The delivery before must be settled. Raises ``SinkError`` when the producer
-        cannot go on."""
-        if self._singly:
-            self._start(singly=False)
-        self._delivery = Delivery(records)
-        self._produce(self._delivery)
-        self.poll(0)
-        return self._delivery
 
     def poll(self, timeout: float = 0.0) -> None:
         """Serve delivery reports, waiting up to ``timeout`` seconds for the first one. Raises
@@ -264,18 +281,6 @@ class IdempotentSink:
             self._produce(self._delivery)
         elif self._delivery._later and not self._delivery._flying:
             self._produce(self._delivery)
-
-    def wait(self, delivery: Delivery, timeout: float) -> None:
-        """Poll until ``delivery`` is settled. Raises ``SinkUnavailableError`` when it is not
-        within ``timeout`` seconds; its records may still arrive."""
-        deadline = time.monotonic() + timeout
-        while not delivery.settled:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise SinkUnavailableError(
-                    f"no acknowledgement from Kafka within {timeout:g} s: are the brokers up?"
-                )
-            self.poll(min(left, 0.1))
 
     def close(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for queued records, then give up those that are left."""
@@ -341,6 +346,8 @@ class IdempotentSink:
                     break
                 except BufferError:
                     self._serve(0.1)
+                    if not delivery._going_on():
+                        raise SinkUnavailableError("stopped while the queue is full") from None
                 except KafkaException as error:
                     if error.args[0].code() == KafkaError._FATAL:
                         self._serve(0.1)  # which brings the reason
@@ -369,8 +376,11 @@ class IdempotentSink:
         self, delivery: Delivery, index: int, error: KafkaError, *, at_once: bool = False
     ) -> None:
         code = error.code()
-        if code in TOPIC_FAULTS or (code in RECORD_FAULTS and (at_once or self._singly)):
-            delivery._refuse(index, text(error))
+        if code in TOPIC_FAULTS:
+            self._topics.forget(delivery._records[index].topic)
+            delivery._refuse(index, Refusal(text(error), topic=True))
+        elif code in RECORD_FAULTS and (at_once or self._singly):
+            delivery._refuse(index, Refusal(text(error)))
         elif code not in RECORD_FAULTS and code not in _NOT_SENT:
             self._fatal = error
         # A broker's word on a record leaves a gap; in a batch it says nothing about this one.

@@ -112,6 +112,7 @@ class TransactionalSink:
         self._calls = Calls("transactions")
         self._give_up_at = 0.0
         self._unsure = False  # whether a commit was left whose outcome is not known
+        self._begun = False  # whether a transaction is open that is to be open
         self._producers: deque[Any] = deque(
             create(
                 Producer,
@@ -179,14 +180,15 @@ class TransactionalSink:
         if refused:
             return refused
         portions = self._portions.of(records)
-        self._written.add({record.topic for record in records})
         pause = _PAUSE_S
         while True:
             self._make_sure(going_on)
+            self._written.add({record.topic for record in records})
             portion = (0, 0)
             gone = False
             self._refused.clear()
             self._give_up_at = time.monotonic() + self._settings.transaction_timeout
+            self._begun = True
             try:
                 self._producer.begin_transaction()
                 faults.point("begun")
@@ -200,6 +202,7 @@ class TransactionalSink:
                 else:
                     faults.point("produced")
                     self._commit(checkpoint, going_on)
+                    self._begun = False
                     self._portions.committed()
                     self._producers.rotate()
                     return {}
@@ -210,6 +213,7 @@ class TransactionalSink:
                     gone = error.args[0].code() in _MAYBE_GONE
                     log.warning("transaction given up", reason=text(error))
             self._abort(going_on)
+            self._begun = False
             if gone:
                 refused = self._gone(records, checkpoint, going_on)
             if refused:
@@ -396,7 +400,8 @@ class TransactionalSink:
         Raises ``FencedError`` when the producer cannot go on."""
         self._serve()
         now = time.monotonic()
-        if now >= self._look_at:  # nothing may come for long, and readers wait
+        # Nothing may come for long, and readers wait. What we have open ourselves is not forgotten.
+        if now >= self._look_at and not self._begun:
             self._look_at = now + _LOOK_AGAIN_S
             self._ends.known()
 

@@ -38,7 +38,6 @@ _LOOK_S: Final = 2.0
 _FORGOTTEN_S: Final = 1.0
 _SAY_S: Final = 5.0
 _PAUSE_S: Final = 0.5
-# A partition that has had no leader for so long is left as it is.
 LEADERLESS_S: Final = 30.0
 _NOT_THERE: Final = UNKNOWN_TOPIC | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 
@@ -178,13 +177,31 @@ class Partitions:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer")) from None
 
 
-def leave(silent: Set[Place]) -> None:
-    """Say that some partitions are waited for no longer."""
-    log.warning(
-        "partitions do not answer: what a broker may have left open there is ended by the next "
-        "transaction",
-        partitions=[str(place) for place in sorted(silent)],
-    )
+class Patience:
+    """How long partitions without a leader are waited for: half a minute from when the brokers,
+    who tell of the checkpoints' partition again, have no answer about them. One thread."""
+
+    def __init__(self, checkpoints: Place) -> None:
+        self._checkpoints = checkpoints
+        self._since: float | None = None
+
+    def is_over(self, silent: Set[Place]) -> bool:
+        """Whether those that are ``silent`` in the last look are waited for no longer; says so."""
+        now = time.monotonic()
+        if not silent or self._checkpoints in silent:
+            self._since = None  # all is well, or nobody answers at all
+            return False
+        if self._since is None:
+            self._since = now
+        if now - self._since <= LEADERLESS_S:
+            return False
+        log.warning(
+            "partitions do not answer: what a broker may have left open there is ended by the next "
+            "transaction",
+            partitions=[str(place) for place in sorted(silent)],
+        )
+        self._since = None
+        return True
 
 
 class Ends:
@@ -213,6 +230,7 @@ class Ends:
         self._partitions: Partitions | None = None
         self._open: dict[Place, tuple[int, float]] = {}
         self._silent: Set[Place] = frozenset()
+        self._patience = Patience(checkpoints)
         self._since = 0.0  # this doubt
         self._said = False
         self._look_at = 0.0
@@ -232,14 +250,12 @@ class Ends:
             self._partitions, self._since, self._said = Partitions(self._settings), now, False
         if now >= self._look_at:
             self._look(self._partitions, now)
-        waited = now - self._since
-        if self._silent and waited > LEADERLESS_S and self._checkpoints not in self._silent:
-            leave(self._silent)
+        if self._patience.is_over(self._silent):
             self._silent = frozenset()
         if not self._open and not self._silent:
             self._seen, self._partitions = losses, None
             return True
-        if waited > _SAY_S and not self._said:
+        if now - self._since > _SAY_S and not self._said:
             self._said = True
             unknown = ", ".join(map(str, sorted((*self._open, *self._silent))))
             log.warning("waiting for Kafka", reason=f"no answer about {unknown}")

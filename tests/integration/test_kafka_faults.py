@@ -157,8 +157,10 @@ def test_a_topic_of_small_batches_and_a_record_that_is_too_large(
 def test_more_rows_than_the_producers_queue_holds(
     delivery: str, mysql: Database, make: MakeShop, quick_kafka: ProxiedKafka
 ) -> None:
-    """Reading waits while the broker stands still; nothing is dropped."""
-    shop = make(mysql, DELIVERY=delivery, KAFKA_QUEUE_BUFFERING_MAX_MESSAGES="100")
+    """Reading waits while the broker stands still; nothing is dropped, and a stop is heard."""
+    shop = make(
+        mysql, DELIVERY=delivery, KAFKA_QUEUE_BUFFERING_MAX_MESSAGES="100", STOP_GRACE="4s"
+    )
     shop.create_topic(partitions=4)
     relay = shop.relay()
     shop.ins("k0", {"n": -1})
@@ -171,14 +173,41 @@ def test_more_rows_than_the_producers_queue_holds(
         pages = Path(f"/proc/{relay.pid}/statm").read_text().split()[1]
         assert int(pages) * os.sysconf("SC_PAGESIZE") < 200 * 1024 * 1024
         assert shop.count(0) == 1000
+        assert relay.terminate() == 0, relay.text()
     finally:
         quick_kafka.resume()
+    assert "Traceback" not in relay.text()
+    relay = shop.relay()
     shop.wait_sent(1001, 60)
     assert relay.terminate() == 0
     found = in_order(shop)
     assert found.pop("k0") == [-1, *range(0, 1000, 10)]
     assert found == {f"k{n}": list(range(n, 1000, 10)) for n in range(1, 10)}
     assert "Traceback" not in relay.text()
+
+
+@BOTH
+def test_a_stop_waits_for_brokers_that_are_far_away(
+    delivery: str, mysql: Database, make: MakeShop, quick_kafka: ProxiedKafka
+) -> None:
+    """What is on its way is acknowledged: nothing comes again, at least once either."""
+    shop = make(mysql, DELIVERY=delivery, KAFKA_BOOTSTRAP=quick_kafka.proxied)
+    shop.create_topic(partitions=3)
+    relay = shop.relay()
+    shop.until(shop.checkpoint)
+    quick_kafka.proxy.delay = 0.04
+    try:
+        with Load(shop, [f"k{n}" for n in range(30)], pause=0.005):
+            shop.wait_sent(100)
+            assert relay.terminate() == 0, relay.text()
+    finally:
+        quick_kafka.proxy.delay = 0.0
+    relay = shop.relay()
+    shop.wait_all_sent()
+    assert relay.terminate() == 0, relay.text()
+    found = account(mysql, shop.table, "order", shop.messages())
+    assert found.whole, found
+    assert not found.duplicates, found
 
 
 @BOTH

@@ -11,13 +11,14 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from cdc_relay.config import load
 from cdc_relay.errors import SinkError, SinkUnavailableError
-from cdc_relay.kafka import transactions
+from cdc_relay.kafka import transactions, unfinished
 from cdc_relay.kafka.calls import Calls
 from cdc_relay.kafka.client import served
 from cdc_relay.kafka.membership import Membership
-from cdc_relay.kafka.sink import FencedError, IdempotentSink, _Warm
+from cdc_relay.kafka.sink import Delivery, FencedError, IdempotentSink, _Warm
 from cdc_relay.kafka.topics import Topics
 from cdc_relay.kafka.transactions import TransactionalSink
+from cdc_relay.kafka.unfinished import Look, Patience, Place
 from cdc_relay.router import Record
 
 
@@ -119,6 +120,76 @@ def test_nothing_is_committed_behind_a_commit_that_was_left(
     with pytest.raises(FencedError, match="not known"):
         sink.deliver([], None, lambda: True)
     assert [producer.begun for producer in producers] == [1, 0]
+
+
+def test_what_is_under_way_is_not_taken_for_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit may take long when a broker was lost in the middle of it; the relay looks after
+    what is open meanwhile."""
+    monkeypatch.setattr(transactions, "create", lambda kind, config: kind(config))
+    monkeypatch.setattr(transactions.markers, "write_forgotten", lambda *_: {})
+    monkeypatch.setattr(transactions, "Producer", CommittingProducer)
+    monkeypatch.setattr(transactions, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(unfinished, "_FORGOTTEN_S", 0.0)
+    monkeypatch.setattr(unfinished, "Partitions", OpenPartition)
+    settings = load(environ={}, flags={"kafka_bootstrap": "127.0.0.1:1"})
+    sink = TransactionalSink(settings, 0, None, lambda: True)
+    [commits, _] = list(sink._producers)
+    turns = iter(range(5))
+
+    def going_on() -> bool:
+        sink._on_loss()
+        sink.poll()
+        if next(turns, None) is None:
+            commits.go.set()
+        return True
+
+    assert sink.deliver([], None, going_on) == {}
+    with pytest.raises(FencedError, match="does not end"):
+        for _ in range(3):
+            sink.poll()
+
+
+class OpenPartition:
+    """Shows an open transaction at every look."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def of(self, _topics: object) -> list[Place]:
+        return []
+
+    def look(self, places: list[Place]) -> Look:
+        return Look(dict.fromkeys(places, 41), frozenset())
+
+
+def test_partitions_without_a_leader_have_their_time_when_brokers_are_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long all of them were away before."""
+    now = 1000.0
+    monkeypatch.setattr(unfinished.time, "monotonic", lambda: now)
+    ours, other = Place("checkpoints", 0), Place("t", 0)
+    patience = Patience(ours)
+    for silent, seconds, over in (
+        ({ours, other}, 60.0, False),
+        ({other}, 20.0, False),
+        (set(), 1.0, False),
+        ({other}, 20.0, False),
+        ({other}, 11.0, False),
+        ({other}, 1.0, True),
+    ):
+        assert patience.is_over(silent) is over
+        now += seconds
+
+
+def test_a_topics_fault_is_that_of_all_its_records() -> None:
+    settings = load(environ={}, flags={"kafka_bootstrap": "127.0.0.1:1"})
+    sink = IdempotentSink(settings, "test")
+    delivery = Delivery(records("t", "u"))
+    sink._failed(delivery, 0, KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    sink._failed(delivery, 1, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), at_once=True)
+    assert [delivery.refused[index].topic for index in (0, 1)] == [True, False]
+    assert delivery.settled
 
 
 def _raise(error: Exception) -> None:
