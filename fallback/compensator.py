@@ -66,7 +66,8 @@ class Summary:
     """Old enough, but a living relay has not reached them, is about to mark them, or keeps their
     aggregate back."""
     late: int = 0
-    """Of those, what the relay did not reach within ``relay_wait``."""
+    """Of those, what the relay did not reach within ``relay_wait``, or has not come to although it
+    reads the table itself."""
     failed: int = 0
     """Refused, and parked for a later try."""
     dead: int = 0
@@ -194,7 +195,7 @@ class Compensator:
                 left = self._store.count_pending(self._older_than_s, ids[0])
                 self.summary.left_to_relay += left
                 self.summary.late += left
-                log.warning("the relay is behind: rows are left to it", rows=left)
+                log.warning(f"{self._coordination.why_left}: rows are left to it", rows=left)
                 return
             self.summary.left_to_relay += len(ids) - len(mine)
             rest: Sequence[int] = mine

@@ -56,6 +56,8 @@ class Coordination(Protocol):
     relay: Relay | None
     healed: int
     checkpoint: Checkpoint | None
+    why_left: str
+    """Why the relay was left alone with rows last."""
 
     def begin(self, scan: PendingScan) -> None:
         """Start a pass: fence, heal, look; say to ``scan`` what waits."""
@@ -106,6 +108,7 @@ class WithRelay:
         self._written = Written()
         self.relay: Relay | None = None
         self.checkpoint: Checkpoint | None = None
+        self.why_left = ""
         self.healed = 0
 
     # --- the beginning of a pass -----------------------------------------------------------------
@@ -206,10 +209,13 @@ class WithRelay:
             last = self._ours(checkpoints.read_last(self._settings, _SHARD))
             self.checkpoint = last or self.checkpoint
             if last is not None and (last.sweeping or last.source == "polling"):
+                how = "sweeps the table" if last.sweeping else "polls"
+                self.why_left = f"the relay {how}"
                 return None
             if last is not None and last.position.passed(end):
                 return last
             if self._stopping() or time.monotonic() > give_up_at:
+                self.why_left = "the relay is behind"
                 return None
             time.sleep(_LOOK_S)
 

@@ -158,9 +158,7 @@ def test_more_rows_than_the_producers_queue_holds(
     delivery: str, mysql: Database, make: MakeShop, quick_kafka: ProxiedKafka
 ) -> None:
     """Reading waits while the broker stands still; nothing is dropped, and a stop is heard."""
-    shop = make(
-        mysql, DELIVERY=delivery, KAFKA_QUEUE_BUFFERING_MAX_MESSAGES="100", STOP_GRACE="4s"
-    )
+    shop = make(mysql, DELIVERY=delivery, KAFKA_QUEUE_BUFFERING_MAX_MESSAGES="100", STOP_GRACE="4s")
     shop.create_topic(partitions=4)
     relay = shop.relay()
     shop.ins("k0", {"n": -1})

@@ -112,6 +112,7 @@ class FakeCoordination:
     closed: int = 0
     healed: int = 0
     checkpoint: Checkpoint | None = None
+    why_left: str = "the relay is behind"
     owed: list[list[int]] = field(default_factory=list)
 
     def begin(self, scan: PendingScan) -> None:

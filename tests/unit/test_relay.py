@@ -113,9 +113,7 @@ def run(
     settings = load(environ={}, flags=flags)
     store: Any = Table(due=due)
     router = Router(settings.routing(), "json", "raw", "")
-    relay = Relay(
-        settings, Stream(*batches), router, sink, store, stopping, lambda: None, Vitals()
-    )
+    relay = Relay(settings, Stream(*batches), router, sink, store, stopping, lambda: None, Vitals())
     ward = threading.Timer(30, stopping.set)
     ward.start()
     try:
