@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import chain
 from typing import Final, Protocol, TypeVar
 
 import structlog
@@ -37,7 +36,7 @@ from cdc_relay.outbox import PENDING, OutboxEvent
 from cdc_relay.parking import Closed, Parking
 from cdc_relay.position import Position
 from cdc_relay.router import Record, Router
-from cdc_relay.store import PendingEvent, PendingScan, Store
+from cdc_relay.store import Aggregate, PendingEvent, PendingScan, Store
 from cdc_relay.vitals import Vitals
 
 log = structlog.get_logger(__name__)
@@ -256,24 +255,24 @@ class Relay:
         return self._hand_over.take(_TICK_S / 2)
 
     def _carry(self, group: Sequence[Batch]) -> None:
-        rows = [row for batch in group for row in batch.rows]
-        position = group[-1].position
         self._vitals.commit_time = group[-1].commit_time
-        if not rows:
-            self._moved = position  # past other tables only: saved now and then
+        if not any(batch.rows for batch in group):
+            self._moved = group[-1].position  # past other tables only: saved now and then
             return self._save()
         faults.point("gathered")
-        self._half = True
-        items = self._route(self._events(rows))
-        faults.point("routed")
-        # As a whole, with the position behind it: a part alone would come again after a crash.
-        before = self.counters.sent
-        self._deliver(items, position)
-        self._half = False
-        self._note_lag(group, self.counters.sent - before)
-        until = self._checkpoint.doubtful_until
-        if until is not None and position.passed(until):
-            self._checkpoint = replace(self._checkpoint, doubtful_until=None)
+        for part, events in self._in_parts(group):
+            self._half = True
+            items = self._route(events)
+            faults.point("routed")
+            # As a whole, with the position behind it: a piece alone would come again after a crash.
+            before = self.counters.sent
+            position = part[-1].position
+            self._deliver(items, position)
+            self._half = False
+            self._note_lag(part, self.counters.sent - before)
+            until = self._checkpoint.doubtful_until
+            if until is not None and position.passed(until):
+                self._checkpoint = replace(self._checkpoint, doubtful_until=None)
         return None
 
     def _route(self, events: Iterable[OutboxEvent]) -> list[_Item]:
@@ -515,7 +514,18 @@ class Relay:
         does not see them and the stream does not bring them. Their aggregates (those ``of`` them,
         where given) wait until they are visible. Such are a transaction that a semi-synchronous
         replica has not acknowledged yet, and a prepared one (XA)."""
-        rows = self._patiently(lambda: self._store.unseen(_MOST_UNSEEN))
+        if not self._marks:
+            return  # what waits is known by its ids then, and the table is not asked
+        rows: list[tuple[int, Aggregate]] = []
+        after: int | None = 0
+        while after is not None and len(rows) < _MOST_UNSEEN:
+            self._keep_up()
+            if self._stopping.is_set():
+                raise StopAskedError
+            page, after = self._patiently(
+                lambda a=after: self._store.unseen(a)  # type: ignore[misc]
+            )
+            rows += page
         if of is not None:
             rows = [row for row in rows if row[1] in of or (row[1][0], None) in of]
         if rows:
@@ -596,15 +606,35 @@ class Relay:
                 return
             self._keep_up()
 
-    def _events(self, rows: Sequence[OutboxEvent | UnreadRow]) -> list[OutboxEvent]:
-        """The events of ``rows`` in their order, without those that somebody else has sent."""
+    def _in_parts(
+        self, group: Sequence[Batch]
+    ) -> Iterator[tuple[Sequence[Batch], list[OutboxEvent]]]:
+        """The group and its events, without those that somebody else has sent. In one part, unless
+        it has rows to read back and they are large: then a part ends where about 8 MiB of them
+        are read and a position is known."""
+        left = list(group)
+        rows = [row for batch in left for row in batch.rows]
         unread = {row.id: row.reason for row in rows if isinstance(row, UnreadRow)}
-        found = self._read_back(unread) if unread else {}
-        events = [
-            event
-            for row in rows
-            if (event := row if isinstance(row, OutboxEvent) else found.get(row.id)) is not None
-        ]
+        rest: Sequence[int] = list(unread)
+        found: dict[int, OutboxEvent] = {}
+        while left:
+            if rest:
+                self._keep_up()
+                more, rest = self._read_back(rest, unread)
+                found.update(more)
+            part, left = _up_to(left, set(rest))
+            if part:
+                events = [
+                    event
+                    for batch in part
+                    for row in batch.rows
+                    if (event := found.pop(row.id, None) if isinstance(row, UnreadRow) else row)
+                    is not None
+                ]
+                yield part, self._unsent(events)
+
+    def _unsent(self, events: list[OutboxEvent]) -> list[OutboxEvent]:
+        """``events`` without those that somebody else has sent."""
         if self._checkpoint.doubtful_until is None or not events:
             return events
         owed = self._marker.owed()
@@ -633,23 +663,26 @@ class Relay:
             return self._settings.mark != "delete"
         return row[1] == PENDING
 
-    def _read_back(self, unread: dict[int, str]) -> dict[int, OutboxEvent]:
-        """The pending ones among these rows. Those that are not pending any more were sent, or
-        given up, by somebody else."""
+    def _read_back(
+        self, ids: Sequence[int], reasons: Mapping[int, str]
+    ) -> tuple[dict[int, OutboxEvent], Sequence[int]]:
+        """The pending ones among the first of these rows, about 8 MiB of them, and the ids that
+        come next. Those that are not pending any more were sent, or given up, by somebody else."""
         found: dict[int, OutboxEvent] = {}
-        missing = list(unread)
+        missing, rest = ids, list[int]()
         deadline = time.monotonic() + _VISIBLE_WITHIN_S
         while missing and not self._stopping.is_set():
             # Whatever its transaction waits for, it is written; only what is gone is not.
             last = time.monotonic() > deadline and not self._patiently(
                 lambda ids=missing: self._store.still_unseen(ids)  # type: ignore[misc]
             )
-            rows = self._patiently(
-                lambda ids=missing: list(chain(*self._store.rows(ids)))  # type: ignore[misc]
+            rows, later = self._patiently(
+                lambda ids=missing: self._store.first_rows(ids)  # type: ignore[misc]
             )
             found.update({event.id: event for event, status in rows if status == PENDING})
-            there = {event.id for event, _ in rows}
-            missing = [row_id for row_id in missing if row_id not in there]
+            known = {event.id for event, _ in rows}.union(later)
+            missing = [row_id for row_id in missing if row_id not in known]
+            rest = [*later, *rest]
             if last:
                 break
             if missing:
@@ -663,9 +696,9 @@ class Relay:
                 "rows could not be read back: they are gone",
                 rows=len(missing),
                 first_id=missing[0],
-                reason=unread[missing[0]],
+                reason=reasons[missing[0]],
             )
-        return found
+        return found, rest
 
     # --- parked rows -----------------------------------------------------------------------------
 
@@ -753,3 +786,16 @@ class Relay:
                 if self._stopping.is_set():
                     raise StopAskedError from None
                 pause = min(pause * 2, 5.0)
+
+
+def _up_to(batches: list[Batch], waiting: Set[int]) -> tuple[list[Batch], list[Batch]]:
+    """The batches before the first one that holds an unread row of ``waiting``, that one's rows
+    before it where it may be cut, and the others."""
+    for index, batch in enumerate(batches if waiting else ()):
+        for place, row in enumerate(batch.rows):
+            if isinstance(row, UnreadRow) and row.id in waiting:
+                if place == 0 or batch.before is None:
+                    return batches[:index], batches[index:]
+                head, tail = batch.cut(place)
+                return [*batches[:index], head], [tail, *batches[index + 1 :]]
+    return batches, []

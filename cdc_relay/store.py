@@ -8,7 +8,6 @@ clock, in UTC. Errors are ``SourceError`` and ``SourceUnavailableError``, one li
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -306,9 +305,15 @@ class Store:
         about 8 MiB at most. Nothing is open between two parts."""
         rest: Sequence[int] = sorted(ids)
         while rest:
-            found, rest = self._events(rest, _MARK_ROWS)
+            found, rest = self.first_rows(rest)
             if found:
-                yield [(event, status) for event, _, status in found]
+                yield found
+
+    def first_rows(self, ids: Sequence[int]) -> tuple[list[tuple[OutboxEvent, int]], Sequence[int]]:
+        """Return those that exist of the first rows of ``ids`` (in any order), each with its
+        status, as many as about 8 MiB hold, in id order, and the ids that come next."""
+        found, rest = self._events(ids, _MARK_ROWS)
+        return [(event, status) for event, _, status in found], rest
 
     def states(self, ids: Sequence[int]) -> dict[int, tuple[str, int]]:
         """Return event id and status, by id, of the rows of ``ids`` that exist."""
@@ -416,22 +421,20 @@ class Store:
         sql = "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
         return int(self._read(sql)[0][0])
 
-    def unseen(self, most: int) -> list[tuple[int, Aggregate]]:
-        """Return (id, aggregate) of the pending rows that are written and not visible yet, ``most``
-        at most: their transactions are open, prepared (XA), or stand in the binlog already and
-        wait for something (a semi-synchronous replica). Waits for no lock."""
-        found: list[tuple[int, Aggregate]] = []
-        after_id = 0
-        while len(found) < most:
-            sql = self._scan_sql(0, _MARK_ROWS, after_id, _HIGHEST_ID)
-            written = self._read(sql, uncommitted=True)
-            if not written:
-                break
-            first, after_id = after_id, int(written[-1][0])
-            seen = {row.id for row in self.scan_rows(0, _MARK_ROWS, first, after_id)}
-            there = {row[0]: _aggregate(row[1:3]) for row in written if row[0] not in seen}
-            found += [(row_id, there[row_id]) for row_id in self.still_unseen(sorted(there))]
-        return found[:most]
+    def unseen(self, after_id: int) -> tuple[list[tuple[int, Aggregate]], int | None]:
+        """Return (id, aggregate) of the pending rows that are written and not visible yet: their
+        transactions are open, prepared (XA), or stand in the binlog already and wait for something
+        (a semi-synchronous replica). Of the first 5,000 pending rows behind ``after_id`` only, with
+        the id behind which to go on; None at the end. Waits for no lock."""
+        sql = self._scan_sql(0, _MARK_ROWS, after_id, _HIGHEST_ID)
+        written = self._read(sql, uncommitted=True)
+        if not written:
+            return [], None
+        last_id = int(written[-1][0])
+        seen = {row.id for row in self.scan_rows(0, _MARK_ROWS, after_id, last_id)}
+        there = {row[0]: _aggregate(row[1:3]) for row in written if row[0] not in seen}
+        found = [(row_id, there[row_id]) for row_id in self.still_unseen(sorted(there))]
+        return found, last_id
 
     def still_unseen(self, ids: Sequence[int]) -> list[int]:
         """Return those of ``ids``, in their order, that are written and not visible yet."""
@@ -458,8 +461,8 @@ class Store:
     def _events(
         self, ids: Sequence[int], most: int
     ) -> tuple[list[tuple[OutboxEvent, int, int]], Sequence[int]]:
-        """(event, retry_count, status) of the first rows of ``ids`` that exist, and the ids behind
-        them.
+        """(event, retry_count, status) of the first rows of ``ids`` that exist, by id, and the ids
+        that were not looked at, in their order.
 
         Nothing tells beforehand how large rows are, so they are read one by one, and as many as
         the sizes seen last allow; where they turn out to be much larger, the rest is not read.
@@ -495,7 +498,7 @@ class Store:
                 event = OutboxEvent._make((row[0], *names, payload, also, row[7], extra))
                 found.append((event, row[8], row[9]))
                 if size > 2 * _READ_BYTES:
-                    rest = ids[bisect_right(ids, event.id) :]
+                    rest = [*(row_id for row_id in part if row_id > event.id), *rest]
                     break
         if found:
             self._rows_at_once = max(1, _READ_BYTES * len(found) // size)

@@ -114,7 +114,12 @@ REREAD: Final = 5  # a transaction too large to hold: read it again, now that it
 # Rows of one open transaction are held up to this many bytes of the log; decoded, they take two to
 # three times as much.
 _HOLD_BYTES: Final = 4 * 1024 * 1024
+# And up to this many, or ten batches of them: they may be small, or keys of large ones, and each of
+# a group owes a mark.
+_HOLD_ROWS: Final = 20_000
+_HOLD_BATCHES: Final = 10
 
+_PREPARED: Final = "prepared XA transaction"
 _crc32: Final = zlib.crc32
 _XID_TEXT: Final = re.compile(rb"X'([0-9A-Fa-f]*)',\s*X'([0-9A-Fa-f]*)',\s*(\d+)")
 _FILE_NAME: Final = re.compile(r"[^\0]+\.\d+")
@@ -163,6 +168,7 @@ class Decoder:
         self._resolver = resolver
         self._hold_bytes: i64 = hold_bytes
         self._batch_rows: i64 = batch_rows
+        self._hold_rows: i64 = min(_HOLD_ROWS, _HOLD_BATCHES * batch_rows)
         self._layouts: dict[bytes, Layout] = {}
         self._tables: dict[int, Layout] = {}
         self.gtids = gtids
@@ -185,6 +191,7 @@ class Decoder:
         self._overflow = False
         self._looked_up = False
         self._xa_group = False
+        self._only_keys = False
         # A transaction too large to hold is read twice: once to learn its outcome, then, known to
         # be committed, to give its rows out as they come.
         self._expected = ""
@@ -203,6 +210,8 @@ class Decoder:
         self._began: i64 = 0  # by MariaDB's GTID event, seconds since 1970
         self.prepared: dict[str, tuple[int, ...]] = {}
         """Keys of rows in XA transactions that are prepared and not decided, by xid."""
+        self.deciding = ""
+        """The prepared XA transaction that is committed here and whose keys are being given out."""
         self._checksum: i64 = 0
         # Running place in the log, and the place of the last boundary.
         self.file = ""
@@ -296,6 +305,9 @@ class Decoder:
         Raises ``DecodeError`` for bytes that cannot be what the protocol says.
         """
         self.stopped = NOTHING
+        if self.deciding:
+            self._give_keys()
+            return pos
         while pos + 4 <= limit:
             a: i64 = buf[pos]
             b: i64 = buf[pos + 1]
@@ -339,6 +351,9 @@ class Decoder:
         """Walk the unpacked events in ``buf[pos:limit]``; return where it stopped: at an
         incomplete event (``stopped`` is NOTHING), after enough rows (FULL), or at REREAD."""
         self.stopped = NOTHING
+        if self.deciding:
+            self._give_keys()
+            return pos
         while pos + _HEADER <= limit:
             after: i64 = pos + _u32(buf, pos + 9)
             if after < pos + _HEADER:
@@ -454,9 +469,10 @@ class Decoder:
             self._looked_up = True
         self._count += len(self._open) - before
         self._held += end - pos
+        most: i64 = self._batch_rows if self._known else self._hold_rows
         if self._overflow:
             self._open = []
-        elif self._held > self._hold_bytes or (self._known and len(self._open) >= self._batch_rows):
+        elif self._held > self._hold_bytes or (len(self._open) >= most and not self._only_keys):
             self._too_large()
 
     def _too_large(self) -> None:
@@ -469,8 +485,9 @@ class Decoder:
         elif self._xa_group:
             keys: list[OutboxEvent | UnreadRow] = []
             for row in self._open:
-                keys.append(UnreadRow(row.id, "prepared XA transaction"))
+                keys.append(UnreadRow(row.id, _PREPARED))
             self._open = keys
+            self._only_keys = True
         else:
             self._overflow = True
             self._open = []
@@ -506,6 +523,7 @@ class Decoder:
         self._count = 0
         self._in_transaction = False
         self._xa_group = False
+        self._only_keys = False
         self._maria = None
         if self._savepoints:
             self._savepoints = {}
@@ -524,7 +542,7 @@ class Decoder:
         self._expected = ""
 
     def _commit(self) -> None:
-        if self._overflow:
+        if self._overflow or self._only_keys:  # keys: of an XA transaction of one phase
             self.stopped = REREAD
             return
         if self._known:
@@ -685,18 +703,33 @@ class Decoder:
             if match is None:
                 raise ValueError(f"cannot read {text!r}")
             xid = _xid(match[1].lower().decode(), match[2].lower().decode(), int(match[3]))
-            keys = self.prepared.pop(xid, None)
+            if verb.startswith(b"COMMIT") and xid in self.prepared:
+                # What was committed before is handed on first: these come in batches of their own.
+                self.deciding = xid
+                self.given = self.done
+                self.stopped = FULL
+                return
             if verb.startswith(b"COMMIT"):
-                if keys is None:
-                    self._notice("xa_unknown")
-                else:
-                    for key in keys:
-                        self._open.append(UnreadRow(key, "prepared XA transaction"))
-                self._commit()
-            else:
-                self._boundary()
+                self._notice("xa_unknown")
+            self.prepared.pop(xid, None)
+            self._boundary()
         else:
             raise ValueError(f"cannot read {text[:80]!r}")
+
+    def _give_keys(self) -> None:
+        """Give out the next keys of the prepared transaction that is committed here; behind the
+        last ones stands its boundary."""
+        keys = self.prepared[self.deciding]
+        stop: i64 = self.given + self._batch_rows
+        for key in keys[self.given : stop]:
+            self.rows.append(UnreadRow(key, _PREPARED))
+        self.given = stop
+        if stop >= len(keys):
+            del self.prepared[self.deciding]
+            self.deciding = ""
+            self.given = 0
+            self._boundary()
+        self.stopped = FULL
 
     def _xa_prepare(self, buf: bytes, body: i64, end: i64) -> None:
         one_phase = buf[body] != 0

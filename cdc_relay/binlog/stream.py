@@ -135,6 +135,21 @@ class Batch:
     """Commit time of the last transaction, microseconds since 1970."""
     size: int = 0
     """Bytes that the rows take in the log."""
+    before: Position | None = None
+    """The position before the first row, inside its transaction, where the rows are the keys of one
+    prepared (XA) transaction. How much their rows hold is not known: such a batch may be cut."""
+
+    def cut(self, rows: int) -> tuple[Batch, Batch]:
+        """The first ``rows`` rows of a batch that may be cut, with the position behind them, and
+        the others."""
+        if self.before is None or self.before.partial is None:
+            raise ValueError("a batch that may not be cut")
+        group, done = self.before.partial
+        place = self.before.inside(group, done + rows)
+        return (
+            replace(self, rows=self.rows[:rows], position=place),
+            replace(self, rows=self.rows[rows:], before=place),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,6 +555,7 @@ class BinlogSource:
         while not self._stopped.is_set():
             packets.more()
             while True:
+                before = self._inside(decoder, base) if decoder.deciding else None
                 packets.skip(decoder.feed(packets.buf, 0, len(packets.buf)))
                 stopped = decoder.stopped
                 if stopped == STATUS:
@@ -552,7 +568,7 @@ class BinlogSource:
                 if decoder.rows or (
                     decoder.moved and time.monotonic() - last_given >= self._idle_interval
                 ):
-                    yield self._batch(decoder, base)
+                    yield self._batch(decoder, base, before)
                     last_given = time.monotonic()
                 if stopped == REREAD:
                     place = self._position(decoder, base)
@@ -596,17 +612,20 @@ class BinlogSource:
             if not reread:
                 decoder.end_payload()
 
-    def _batch(self, decoder: Decoder, base: Position) -> Batch:
+    def _batch(self, decoder: Decoder, base: Position, before: Position | None = None) -> Batch:
         if decoder.notices:
             for notice, count in decoder.notices.items():
                 _report(notice, int(count), decoder.where())
             decoder.notices.clear()
         size = int(decoder.size)
         rows = decoder.take()
-        position = self._position(decoder, base)
-        if decoder.given:
-            position = position.inside(decoder.open_group(), int(decoder.given))
-        return Batch(rows, position, decoder.time(), size)
+        given = decoder.given > 0
+        position = self._inside(decoder, base) if given else self._position(decoder, base)
+        return Batch(rows, position, decoder.time(), size, before)
+
+    def _inside(self, decoder: Decoder, base: Position) -> Position:
+        """The last boundary, with what is given out of the transaction behind it."""
+        return self._position(decoder, base).inside(decoder.open_group(), int(decoder.given))
 
     @staticmethod
     def _position(decoder: Decoder, base: Position) -> Position:

@@ -100,13 +100,16 @@ class Log:
         return event + zlib.crc32(event).to_bytes(4, "little") if self.checksums else event
 
     def feed(self, *events: bytes) -> int:
-        """Give events to the decoder; what stopped it."""
+        """Give events to the decoder; what stopped it. All keys of an XA transaction that is
+        committed are taken at once."""
         data = b"".join(
             (len(event) + 1).to_bytes(3, "little") + b"\0\0" + event for event in events
         )
         at = 0
         while True:
             at = int(self.decoder.feed(data, at, len(data)))
+            if self.decoder.deciding:
+                continue
             if self.decoder.stopped or at == len(data):
                 return int(self.decoder.stopped)
 
@@ -142,9 +145,7 @@ class Log:
         return self.add(162, body + bytes(6))
 
     def query(self, text: str | bytes, status: bytes = b"") -> int:
-        text = text.encode() if isinstance(text, str) else text
-        head = bytes(8) + bytes([len(SCHEMA)]) + bytes(2) + len(status).to_bytes(2, "little")
-        return self.add(2, head + status + SCHEMA.encode() + b"\0" + text)
+        return self.add(2, query_body(text, status))
 
     def table_map(self, table: str = TABLE, number: int = 77) -> int:
         types = [_LONGLONG, *[_VARCHAR] * 4, _BLOB, _BLOB, _DATETIME2]
@@ -172,6 +173,13 @@ class Log:
 
     def xid(self, time: int = 0) -> int:
         return self.add(16, bytes(8), time=time)
+
+
+def query_body(text: str | bytes, status: bytes = b"") -> bytes:
+    """A statement, as its event holds it."""
+    text = text.encode() if isinstance(text, str) else text
+    head = bytes(8) + bytes([len(SCHEMA)]) + bytes(2) + len(status).to_bytes(2, "little")
+    return head + status + SCHEMA.encode() + b"\0" + text
 
 
 def images(rows: Sequence[tuple[int, str]], present: int = 0xFF) -> bytes:

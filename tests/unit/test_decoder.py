@@ -17,7 +17,7 @@ from cdc_relay.binlog.packets import open_payload
 from cdc_relay.binlog.rows import INTEGER, Column, Layout, UnreadRow, decode_rows
 from cdc_relay.errors import DecodeError, PositionLostError
 from cdc_relay.outbox import OutboxEvent
-from tests.support.binlog import SID, Log, images
+from tests.support.binlog import SID, Log, images, query_body
 from tests.support.corpus import FLAVORS, Corpus, packets
 
 UUID = "00010203-0405-0607-0809-0a0b0c0d0e0f"
@@ -72,6 +72,8 @@ def test_the_position_only_ever_stands_between_transactions(flavor: str) -> None
             feed_payload(decoder, packets([event]))
         else:
             decoder.feed(packets([event]), 0, len(event) + 5)
+            while decoder.deciding:
+                decoder.feed(b"", 0, 0)
         after = (decoder.commit_file, int(decoder.commit_offset))
         if after != before:
             assert following[4] in between, (event[4], following[4])
@@ -330,6 +332,78 @@ def test_a_large_prepared_transaction_is_held_as_keys() -> None:
     assert log.decoder.prepared == {"78::1": tuple(range(1, 101))}
 
 
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_keys_of_a_prepared_transaction_are_given_out_by_batches(flavor: str) -> None:
+    """Each batch with a place inside the transaction, what was committed before by itself."""
+    mysql = flavor == "mysql"
+
+    def decide(log: Log) -> None:
+        assert (log.gtid if mysql else log.maria_gtid)(3) == NOTHING
+        event = log.event(2, query_body("XA COMMIT X'78',X'',1"))
+        data = packets([event])
+        assert log.decoder.feed(data, 0, len(data)) == len(data)
+        assert log.decoder.stopped == FULL
+        assert log.decoder.deciding
+
+    def parts(log: Log) -> list[tuple[list[str], int, str]]:
+        """The batches: rows, place inside, transactions before."""
+        out = []
+        while log.decoder.deciding:
+            assert log.decoder.feed(b"", 0, 0) == 0
+            assert log.decoder.stopped == FULL
+            names = [f"#{row.id}" for row in log.decoder.take()]
+            out.append((names, int(log.decoder.given), str(log.decoder.gtid_text())))
+        return out
+
+    log = Log(batch_rows=2, mariadb=not mysql)
+    keys = (1, 3, 2, 9, 5)
+    log.decoder.prepared = {"78::1": keys, "79::1": (4,)}
+    (log.gtid if mysql else log.maria_gtid)(2)
+    log.query("BEGIN")
+    log.table_map()
+    log.write((7, "a"))
+    log.xid()
+    before = log.decoder.gtid_text()
+    decide(log)
+    assert log.names == ["a"]
+    assert log.decoder.prepared == {"78::1": keys, "79::1": (4,)}
+    group = log.decoder.open_group()
+    after = f"{UUID}:2-3" if mysql else "0-1-3"
+    assert parts(log) == [(["#1", "#3"], 2, before), (["#2", "#9"], 4, before), (["#5"], 0, after)]
+    assert log.decoder.prepared == {"79::1": (4,)}
+
+    # Three of them were done when the process died.
+    again = Log(batch_rows=2, mariadb=not mysql)
+    again.decoder.prepared = {"78::1": keys}
+    again.decoder.expect(group, 3, None)
+    decide(again)
+    assert again.names == []
+    assert [names for names, _, _ in parts(again)] == [["#9", "#5"]]
+    assert again.decoder.prepared == {}
+
+
+def test_a_large_xa_transaction_of_one_phase_is_read_again() -> None:
+    """Its outcome stands in its own group: its rows need not be read back."""
+
+    def play(log: Log) -> int:
+        log.gtid(1)
+        log.query("XA START X'78',X'',1")
+        log.table_map()
+        for number in range(1, 8):
+            log.write((number, f"k{number}"))
+        log.query("XA END X'78',X'',1")
+        return log.add(38, b"\1" + (1).to_bytes(4, "little") * 2 + bytes(4) + b"x")
+
+    log = Log(hold_bytes=100)
+    assert play(log) == REREAD
+    assert log.names == []
+    again = Log(hold_bytes=100)
+    again.decoder.expect(log.decoder.open_group(), 2, list(log.decoder.dropped))
+    play(again)
+    assert again.names == [f"k{number}" for number in range(3, 8)]
+    assert again.decoder.gtid_text() == f"{UUID}:1"
+
+
 # --- transactions too large to hold ---------------------------------------------------------------
 
 
@@ -461,6 +535,32 @@ def test_a_transaction_too_large_to_hold_is_read_again() -> None:
     other.decoder.expect(group, 3, dropped)
     other.transaction(2, (1, "a"), (2, "b"), (3, "c"), (4, "d"))
     assert other.names == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("present", [0xFF, 0b11])
+def test_many_rows_are_too_large_to_hold_however_small(present: int) -> None:
+    """Rows that are read back (an image that lacks columns) as well: the log does not tell what
+    they hold."""
+
+    def play(log: Log) -> tuple[list[int], int]:
+        """How many rows came after each event, and how the end stopped the decoder."""
+        log.gtid(1)
+        log.query("BEGIN")
+        log.table_map()
+        sizes = []
+        for first in range(1, 31, 3):
+            log.write(*[(number, "k") for number in range(first, first + 3)], present=present)
+            sizes.append(len(log.decoder.take()))
+        return sizes, log.xid()
+
+    log = Log(batch_rows=2)
+    assert play(log) == ([0] * 10, REREAD)
+    again = Log(batch_rows=2)
+    again.decoder.expect(log.decoder.open_group(), 4, [])
+    assert play(again)[0] == [0, 2] + [3] * 8
+    few = Log(batch_rows=4)
+    assert play(few) == ([0] * 10, FULL)
+    assert len(few.decoder.take()) == 30
 
 
 def test_a_large_transaction_that_is_rolled_back_costs_no_second_reading() -> None:
