@@ -10,13 +10,15 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cdc_relay.kafka.checkpoints import topic_name
 from dev.kafka import Kafka
-from tests.support.harness import CHECKOUT, Harness, Process, take_over
+from tests.support.harness import CHECKOUT, Harness, Process, alter_topic, take_over
 from tests.support.load import Load, account
 from tests.support.sql import Database, insert, row
 
@@ -180,6 +182,43 @@ def test_killed_in_a_transaction_that_is_too_large_to_hold(shop: Harness) -> Non
     check(shop)
 
 
+@pytest.mark.parametrize(
+    ("kind", "delivery"),
+    [("prepared", "exactly_once"), ("prepared", "at_least_once"), ("partial", "exactly_once")],
+)
+def test_killed_in_a_large_transaction_of_rows_to_read_back(
+    kind: str, delivery: str, shop: Harness
+) -> None:
+    """Of which the log tells little more than the keys: prepared (XA), or of images that lack
+    columns. All their marks in one checkpoint would be more than its topic takes."""
+    settings = {"DELIVERY": delivery, "BATCH_ROWS": "500", "QUEUE_ROWS": "500"}
+    relay = shop.relay(**settings)
+    shop.ins("a", {"n": 1})  # which proves what the columns are
+    shop.wait_sent(1)
+    alter_topic(shop.kafka, topic_name(shop.name), {"max.message.bytes": "15000"})
+    with shop.database.connect() as connection, connection.cursor() as cursor:
+        if kind == "prepared":
+            cursor.execute("XA START 'large'")
+            _fill(cursor, shop.table, range(12_000), {})
+            cursor.execute("XA END 'large'")
+            cursor.execute("XA PREPARE 'large'")
+            shop.until(lambda: (last := shop.checkpoint()) is not None and last.position.prepared)
+            relay.kill()
+            cursor.execute("XA COMMIT 'large'")
+        else:
+            relay.kill()
+            cursor.execute("SET SESSION binlog_row_image = MINIMAL")
+            _fill(cursor, shop.table, range(12_000), {})
+            connection.commit()
+    if delivery == "exactly_once":
+        dies_at(shop, "committing:6", **settings)
+        last = shop.checkpoint()
+        assert last is not None
+        assert last.position.partial is not None
+    ends_well(shop, **settings)
+    check(shop)
+
+
 def _next(shop: Harness, key: str) -> int:
     sql = f"SELECT COUNT(*) + 1 FROM {shop.table} WHERE aggregate_id = %s"
     return int(shop.database.sql(sql, (key,))[0][0])
@@ -191,11 +230,18 @@ def _backlog(shop: Harness, rows: int, transactions: int = 100, filling: int = 0
     numbers: dict[str, int] = {}
     with shop.database.connect() as connection, connection.cursor() as cursor:
         for first in range(0, rows, each):
-            for chunk in range(first, first + each, 500):
-                made = []
-                for number in range(chunk, min(chunk + 500, first + each)):
-                    key = f"b{number % 97}"
-                    numbers[key] = numbers.get(key, 0) + 1
-                    made.append(row(key, {"n": numbers[key], "filling": "x" * filling}))
-                cursor.execute(*insert(shop.table, made))
+            _fill(cursor, shop.table, range(first, first + each), numbers, filling)
             connection.commit()
+
+
+def _fill(
+    cursor: Any, table: str, which: Sequence[int], numbers: dict[str, int], filling: int = 0
+) -> None:
+    """The rows ``which`` of a backlog, 500 with each statement."""
+    for start in range(0, len(which), 500):
+        made = []
+        for number in which[start : start + 500]:
+            key = f"b{number % 97}"
+            numbers[key] = numbers.get(key, 0) + 1
+            made.append(row(key, {"n": numbers[key], "filling": "x" * filling}))
+        cursor.execute(*insert(table, made))
