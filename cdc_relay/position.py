@@ -11,8 +11,12 @@ base, "Global Transaction ID".
 from __future__ import annotations
 
 import re
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from struct import pack
 from typing import Any, Final, Literal, Self
 
@@ -22,6 +26,8 @@ _UUID: Final = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{1
 _TAG: Final = re.compile(r"[a-z_][a-z0-9_]{0,31}")
 _INTERVAL: Final = re.compile(r"(\d+)(?:-(\d+))?")
 _MAX_GNO: Final = (1 << 63) - 1
+# Ranges of keys of one prepared transaction, more than which are packed.
+_MOST_RANGES: Final = 1000
 
 
 class GtidSet:
@@ -276,7 +282,7 @@ class Position:
             "gtids": self.gtids,
         }
         if self.prepared:
-            value["prepared"] = {xid: runs(ids) for xid, ids in self.prepared.items()}
+            value["prepared"] = {xid: _stored(ids) for xid, ids in self.prepared.items()}
         if self.born:
             value["born"] = self.born
         if self.partial is not None:
@@ -301,7 +307,7 @@ class Position:
             str(value["file"]),
             int(value["offset"]),
             gtids,
-            {xid: tuple(from_runs(ranges)) for xid, ranges in value.get("prepared", {}).items()},
+            {xid: tuple(_keys(stored)) for xid, stored in value.get("prepared", {}).items()},
             int(value.get("born", 0)),
             (str(partial[0]), int(partial[1])) if partial else None,
         )
@@ -325,6 +331,28 @@ def runs(ids: Iterable[int]) -> list[list[int]]:
 def from_runs(pairs: Iterable[Sequence[int]]) -> list[int]:
     """The ids again."""
     return [row_id for first, last in pairs for row_id in range(first, last + 1)]
+
+
+@lru_cache(maxsize=16)  # every checkpoint until the decision holds the same ones
+def _stored(ids: tuple[int, ...]) -> list[list[int]] | str:
+    """The keys of a prepared transaction as a checkpoint stores them: ranges; where they are many,
+    because ids go by more than one or others wrote in between, the steps from each key to the
+    next, packed: less than a byte each."""
+    ranges = runs(ids)
+    if len(ranges) <= _MOST_RANGES:
+        return ranges
+    steps = ",".join([str(later - id_) for id_, later in pairwise((0, *ids))])
+    return b64encode(zlib.compress(steps.encode())).decode()
+
+
+def _keys(stored: Sequence[Sequence[int]] | str) -> Iterable[int]:
+    """The keys again. Raises ``ValueError`` for what cannot be unpacked."""
+    if not isinstance(stored, str):
+        return from_runs(stored)
+    try:
+        return accumulate(map(int, zlib.decompress(b64decode(stored)).split(b",")))
+    except zlib.error as error:
+        raise ValueError(f"keys of a prepared transaction: {error}") from None
 
 
 def file_number(file: str) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import uuid
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -207,6 +209,20 @@ def test_reached(here: Position, there: Position, reached: bool) -> None:
 )
 def test_what_is_stored_is_what_is_read(position: Position) -> None:
     assert Position.from_json(json.loads(json.dumps(position.to_json()))) == position
+
+
+@pytest.mark.parametrize("steps", [(7,), (1, 1, 1, 2), (1, 5, 2, 9, 3), (3, -1)])
+def test_keys_with_gaps_take_little_room(steps: tuple[int, ...]) -> None:
+    """Ids that go by seven (Group Replication), or that others took in between."""
+    chance = random.Random(1)
+    keys = tuple(accumulate([10**15, *chance.choices(steps, k=200_000)]))
+    position = place("b.000001", 4).with_prepared({"x": keys})
+    text = json.dumps(position.to_json())
+    assert len(text) < 120_000
+    assert Position.from_json(json.loads(text)) == position
+    for damaged in ("%", "eJwz", "AAAA"):
+        with pytest.raises(ValueError):  # noqa: PT011
+            Position.from_json({**position.to_json(), "prepared": {"x": damaged}})
 
 
 def test_many_keys_of_a_prepared_transaction_take_little_room() -> None:
