@@ -496,6 +496,17 @@ def test_what_is_read_at_once_is_bounded_in_bytes(
     assert len(parts) < 30, parts
     assert [event.id for part in made.rows([9, 7, 305]) for event, _ in part] == [7, 9, 305]
     assert made.states([305, 100_000]) == {305: ("e-304", 0)}
+    # In any order, as a prepared transaction may have written them: the first ones come first.
+    order = [*range(640, 340, -1), 1000, *range(340, 300, -1)]
+    seen: set[int] = set()
+    rest = order
+    while rest:
+        asked = set(rest)
+        found, rest = made.first_rows(rest)
+        assert sum(len(event.payload or b"") for event, _ in found[:-1]) <= 2 * 8 * 1024 * 1024
+        assert {event.id for event, _ in found} == asked - set(rest) - {1000}
+        seen |= asked - set(rest)
+        assert list(rest) == [row_id for row_id in order if row_id not in seen]
 
 
 # --- events as SELECT gives them ---------------------------------------------------------------
