@@ -44,6 +44,9 @@ from cdc_relay.routing import ExtraColumn, Route, Routing, check_template
 ENV_PREFIX: Final = "CDC_RELAY_"
 _KAFKA_ENV_PREFIX: Final = "CDC_RELAY_KAFKA_"
 
+# All names have dots, which variables write as underscores, but this one.
+_KAFKA_UNDERSCORED: Final = {"log.level": "log_level"}
+
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
@@ -60,15 +63,33 @@ REFUSED_KAFKA_PROPERTIES: Final[Mapping[str, str]] = {
     "message.send.max.retries": "a retry that gives up would lose or reorder events",
     "partitioner": "the key's partition must be the same for stream, compensator and Java clients",
     "sticky.partitioning.linger.ms": "it changes the partition of records",
+    "queuing.strategy": "order needs first in, first out",
+    "message.timeout.ms": "a record that gives up would be lost; set transaction_timeout instead",
+    "delivery.timeout.ms": "a record that gives up would be lost; set transaction_timeout instead",
+    "transaction.timeout.ms": "set transaction_timeout instead",
     "transactional.id": "it is derived from the relay's name; it fences the predecessor",
     "enable.gapless.guarantee": "a gap would let a later event overtake a failed one",
     "isolation.level": "checkpoints must be read committed",
     "enable.auto.commit": "offsets are committed with the records",
     "enable.auto.offset.store": "offsets are committed with the records",
+    "enable.partition.eof": "the relay knows the end of its topics by it",
+    "allow.auto.create.topics": "a look at a topic must not make it; what sending makes is the "
+    "brokers' auto.create.topics.enable",
     "group.id": "it is derived from the relay's name",
+    "group.instance.id": "relays of one name would be one and the same member; leave it out: each "
+    "start is a member of its own",
+    "group.protocol": "members join by the classic one, with session_timeout",
+    "group.protocol.type": "members join by the classic one, with session_timeout",
+    "session.timeout.ms": "set session_timeout instead",
+    "heartbeat.interval.ms": "it follows session_timeout; set that instead",
+    "partition.assignment.strategy": "who joins or leaves must not interrupt the others' streams",
     "auto.offset.reset": "the relay reads its checkpoints from the position it chooses",
     "dr_cb": "delivery reports are the relay's",
     "delivery.report.only.error": "every delivery report counts",
+    "enabled_events": "delivery reports are the relay's",
+    "logger": "the client's lines go to the relay's log; set log_level instead",
+    "log.queue": "the client's lines go to the relay's log; set log_level instead",
+    "test.mock.num.brokers": "events would go to brokers that are made up",
 }
 
 
@@ -617,7 +638,7 @@ def _put_variable(key: str, value: str, put: Any) -> None:
         return
     elif key.startswith(_KAFKA_ENV_PREFIX):
         prop = key.removeprefix(_KAFKA_ENV_PREFIX).lower().replace("_", ".")
-        put("kafka", {prop: value}, key)
+        put("kafka", {_KAFKA_UNDERSCORED.get(prop, prop): value}, key)
     else:
         raise ConfigError(f"{key}: unknown variable{_nearest(field, ENV_PREFIX)}")
 

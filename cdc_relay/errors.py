@@ -42,6 +42,11 @@ class SourceUnavailableError(SourceError):
     """The database does not answer now. Trying again may help; no row is at fault."""
 
 
+class ReplicaBehindError(SourceUnavailableError):
+    """Another server than the checkpoint's, which has not executed all that lies before it: a
+    replica that took over, perhaps, and is still applying."""
+
+
 class ChangedTableError(SourceError):
     """A statement names a column or an index that the table does not have: it had when it was
     looked at."""

@@ -45,6 +45,8 @@ SHARD: Final = 0
 _STANDBY_POLL_S: Final = 0.1
 _PAUSE_S: Final = 0.5
 _MOST_ANCHORS: Final = 3
+_CATCH_UP_POLL_S: Final = 0.2
+_SAY_S: Final = 5.0
 
 
 class LostShardError(Exception):
@@ -72,7 +74,8 @@ class Owner:
         self._source: Source | None = None
         self._written = Written()
         self._anchor_reason = ""
-        self._anchors = 0
+        self._anchor: Position | None = None
+        self._anchors = 0  # one behind the other, from which the stream did not go on
         self.vitals = vitals or Vitals()
         self._spans = spans
         self.counters = self.vitals.counters
@@ -146,7 +149,7 @@ class Owner:
             self.vitals.terms += 1
             faults.point("fenced")
             source = self._source = self._make_source()
-            start = self._start(source)
+            start = self._start(source, tick)
             self.vitals.waiting = ""
             log.info("owning the shard", shard=SHARD, position=str(start.position))
             until = source.current() if until_current else None
@@ -178,7 +181,9 @@ class Owner:
                     f"{error}. Without marks the table does not tell what was sent: set the "
                     "position by hand (cdc-relay position set)"
                 ) from None
-            self._anchors += 1
+            # Where the stream went on from the last anchor, this is another loss.
+            went_on = self.vitals.position != self._anchor
+            self._anchors = 1 if went_on else self._anchors + 1
             if self._anchors > _MOST_ANCHORS:
                 raise  # fresh anchors are refused as well
             log.error("position lost: anchoring anew", reason=str(error))
@@ -220,7 +225,7 @@ class Owner:
         last.check_table(self._settings.name, self._store.name)
         return replace(last, table=self._store.name)
 
-    def _start(self, source: Source) -> Checkpoint:
+    def _start(self, source: Source, tick: Callable[[], None]) -> Checkpoint:
         """Where the term goes on: the last checkpoint, or a new anchor at the end of the log with
         a sweep of the rows that are pending in the table."""
         reason, self._anchor_reason = self._anchor_reason, ""
@@ -239,17 +244,23 @@ class Owner:
         if last is None and self.vitals.saved and not reason:
             raise PositionLostError("the checkpoint is gone: its topic was deleted")
         if last is not None and not reason:
-            position: Position = source.current()
-            beyond = last.position.is_beyond(position)
+            end = self._end(source, last.position, tick)
+            beyond = last.position.is_beyond(end)
             # Too far for a dump without GTIDs is said in its own words, by the source.
             if beyond and (last.position.gtids is not None or not last.position.is_far):
+                why = "its binary logs have begun anew"
+                if last.position.server != end.server:
+                    why = (
+                        f"it is another one ({end.server} instead of {last.position.server}) and "
+                        "has never executed all of these transactions"
+                    )
                 raise PositionLostError(
-                    f"the checkpoint is at {last.position}, but the server's log ends at "
-                    f"{position}: its binary logs have begun anew"
+                    f"the checkpoint is at {last.position}, but the server's log ends at {end}: "
+                    f"{why}"
                 )
             self._anchors = 0
             return last
-        position = source.anchor()
+        position = self._anchor = source.anchor()
         sweeping = self._settings.mark != "none"
         self.vitals.anchors += 1
         log.warning(
@@ -268,6 +279,23 @@ class Owner:
             anchor=reason or "first start under this name",
             table=self._store.name,
         )
+
+    def _end(self, source: Source, position: Position, tick: Callable[[], None]) -> Position:
+        """Where the server's log ends; waits for a replica that took over until it has executed
+        what lies before ``position``, or does not get on."""
+        say_at = 0.0
+        while True:
+            end = source.current()
+            waits = source.waits(position, end)
+            if not waits:
+                return end
+            self.vitals.waiting = f"for the database: {waits}"
+            if time.monotonic() >= say_at:
+                log.warning("waiting", reason=waits)
+                say_at = time.monotonic() + _SAY_S
+            tick()
+            if self._stopping.wait(_CATCH_UP_POLL_S):
+                raise SourceUnavailableError(waits)
 
 
 def write_checkpoint(settings: Settings, checkpoint: Checkpoint) -> None:

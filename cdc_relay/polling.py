@@ -33,3 +33,7 @@ class PollingSource:
         return NOWHERE
 
     anchor = current
+
+    def waits(self, position: Position, end: Position) -> str:
+        """Nothing: there is no position to judge."""
+        return ""

@@ -99,6 +99,20 @@ class GtidSet:
                     return False
         return True
 
+    def missing(self, other: Self) -> int:
+        """How many transactions of ``other`` are not in this set."""
+        count = 0
+        for source, intervals in other._sources.items():
+            mine = self._sources.get(source, [])
+            for first, stop in intervals:
+                there = (max(0, min(stop, end) - max(first, start)) for start, end in mine)
+                count += stop - first - sum(there)
+        return count
+
+    def is_akin(self, other: Self) -> bool:
+        """Whether both hold transactions that began on one server."""
+        return not {sid for sid, _ in self._sources}.isdisjoint(sid for sid, _ in other._sources)
+
     def last(self) -> list[tuple[str, int]]:
         """The highest transaction number of each source (``uuid`` or ``uuid:tag``)."""
         return [
@@ -171,6 +185,15 @@ class MariaGtidPosition:
         return all(
             domain in self._domains and self._domains[domain][1] >= sequence
             for domain, (_, sequence) in other._domains.items()
+        )
+
+    def missing(self, other: Self) -> int:
+        """By how many sequence numbers this position is behind ``other``, in the domains where it
+        follows the same server."""
+        return sum(
+            max(0, sequence - self._domains[domain][1])
+            for domain, (server, sequence) in other._domains.items()
+            if domain in self._domains and self._domains[domain][0] == server
         )
 
     def last(self) -> list[tuple[str, int]]:
@@ -261,6 +284,19 @@ class Position:
         if self.file.rpartition(".")[0] != end.file.rpartition(".")[0]:
             return False
         return (file_number(self.file), self.offset) > (file_number(end.file), end.offset)
+
+    def missing(self, end: Position) -> int:
+        """How many of the transactions before this position are missing on another server, whose
+        log ends at ``end``, where it may be a replica that has still to execute them: it has
+        executed earlier ones of the same origin. 0 where it may not, and where none is missing."""
+        if self.flavor != end.flavor or self.server == end.server:
+            return 0
+        if not self.gtids or not end.gtids:
+            return 0
+        if self.flavor == "mariadb":
+            return MariaGtidPosition(end.gtids).missing(MariaGtidPosition(self.gtids))
+        wanted, executed = GtidSet(self.gtids), GtidSet(end.gtids)
+        return executed.missing(wanted) if executed.is_akin(wanted) else 0
 
     def passed(self, end: Position) -> bool:
         """Whether everything that was visible to SELECT before ``end`` was read as the end of the

@@ -85,6 +85,11 @@ class Source(Protocol):
         """The same, with what tells a log that has begun anew from this one."""
         ...
 
+    def waits(self, position: Position, end: Position) -> str:
+        """Why ``position`` cannot be judged yet by a source that ends at ``end`` now, in words;
+        empty where it can."""
+        ...
+
 
 class StopAskedError(Exception):
     """The relay was asked to stop while rows were in work; they stay before the checkpoint."""

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 import structlog
 
 from cdc_relay import faults
+from cdc_relay.catchup import CatchUp
 from cdc_relay.config import Settings
 from cdc_relay.errors import SinkUnavailableError
 from cdc_relay.kafka import checkpoints
@@ -43,6 +44,7 @@ Relay = Literal["alive", "dead", "none", "forced"]
 
 # Between two looks at the relay's checkpoint.
 _LOOK_S: Final = 0.25
+_SAY_S: Final = 5.0
 # After this a stop is no longer delayed by brokers that do not answer.
 _STOP_S: Final = 2.0
 # For one answer.
@@ -142,6 +144,7 @@ class WithRelay:
         if last is not None and last.owed:
             self._until = last.position
             self._said = True
+            self._wait_for_replica(last)
             self._heal(last)
         return sink
 
@@ -162,6 +165,7 @@ class WithRelay:
         )
         if self.checkpoint is None:
             return "none"
+        self._wait_for_replica(self.checkpoint)
         self._heal(self.checkpoint)
         return "dead"
 
@@ -170,6 +174,22 @@ class WithRelay:
         if last is not None:
             last.check_table(self._settings.name, self._store.name)
         return last
+
+    def _wait_for_replica(self, last: Checkpoint) -> None:
+        """Let a server that took over come to where ``last`` was written, for a while: its table
+        is older, and would show as pending, or not at all, what was sent."""
+        if not last.position.gtids:
+            return  # nothing tells; a relay that polls has no position, and no grant to ask for one
+        catch_up = CatchUp()
+        say_at = 0.0
+        while not self._stopping():
+            waits = catch_up.waits(last.position, self._store.position())
+            if not waits:
+                return
+            if time.monotonic() >= say_at:
+                log.warning("waiting for the database", reason=waits)
+                say_at = time.monotonic() + _SAY_S
+            time.sleep(_LOOK_S)
 
     def _heal(self, last: Checkpoint) -> None:
         healed = heal(self._store, last.owed)
@@ -212,7 +232,8 @@ class WithRelay:
                 how = "sweeps the table" if last.sweeping else "polls"
                 self.why_left = f"the relay {how}"
                 return None
-            if last is not None and last.position.passed(end):
+            # A relay whose server is behind its checkpoint waits for it, or anchors.
+            if last is not None and last.position.passed(end) and not last.position.missing(end):
                 return last
             if self._stopping() or time.monotonic() > give_up_at:
                 self.why_left = "the relay is behind"

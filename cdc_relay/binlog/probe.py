@@ -12,7 +12,8 @@ from cdc_relay.position import Position
 
 def probe(settings: Settings, start: Position | None = None) -> None:
     """Begin a dump, at the end of the log unless ``start`` is given, and end it again. Raises what
-    a relay that starts there would end with: ``PositionLostError``, or another ``SourceError``."""
+    a relay that starts there would end with, or wait for: ``PositionLostError``,
+    ``ReplicaBehindError``, or another ``SourceError``."""
     schema, table = settings.schema_and_table()
     BinlogSource(
         connect_arguments(settings),

@@ -48,9 +48,11 @@ from cdc_relay.binlog.decoder import (
 from cdc_relay.binlog.layout import LayoutResolver, SchemaColumn
 from cdc_relay.binlog.packets import Packets, open_payload, read_exactly
 from cdc_relay.binlog.rows import UnreadRow
+from cdc_relay.catchup import CatchUp
 from cdc_relay.errors import (
     DecodeError,
     PositionLostError,
+    ReplicaBehindError,
     SourceError,
     SourceUnavailableError,
 )
@@ -209,6 +211,7 @@ class BinlogSource:
         self._connection: Connection | None = None
         self._reading = reading or Reading()
         self._again: tuple[Position, list[tuple[int, int]], int] | None = None
+        self._catch_up = CatchUp()
 
     # --- the schema and the server ---------------------------------------------------------------
 
@@ -230,24 +233,45 @@ class BinlogSource:
         with contextlib.closing(open_connection(self._arguments, self._read_timeout)) as connection:
             server = inspect(connection)
             start = start or server.position
-            gtids, maria = self._check(start, server)
-            with _unavailable(reading=True):
-                probe_id = random_server_id()
-                self._start(connection, server, start, gtids, maria, probe_id, _NOT_FURTHER)
-            connection._sock.settimeout(self._read_timeout)
-            packets = Packets(connection._sock, self._receive)
-            kind = ROTATE
-            while kind in _BEFORE_THE_PLACE:
-                packet = packets.whole()
-                if packet[0] == _EOF:
-                    return
-                if packet[0] != 0:
-                    self._status(packet)
-                kind = packet[5]
+            with self._judging(start, server):
+                self._begin_and_end(connection, server, start)
+
+    def _begin_and_end(self, connection: Connection, server: Server, start: Position) -> None:
+        gtids, maria = self._check(start, server)
+        with _unavailable(reading=True):
+            probe_id = random_server_id()
+            self._start(connection, server, start, gtids, maria, probe_id, _NOT_FURTHER)
+        connection._sock.settimeout(self._read_timeout)
+        packets = Packets(connection._sock, self._receive)
+        kind = ROTATE
+        while kind in _BEFORE_THE_PLACE:
+            packet = packets.whole()
+            if packet[0] == _EOF:
+                return
+            if packet[0] != 0:
+                self._status(packet)
+            kind = packet[5]
 
     def current(self) -> Position:
         """The end of the server's binlog now."""
         return self.inspect().position
+
+    def waits(self, position: Position, end: Position) -> str:
+        """Why ``position`` cannot be judged yet by a server whose log ends at ``end`` now, in
+        words; empty where it can, and where the wait was in vain."""
+        return self._catch_up.waits(position, end)
+
+    @contextlib.contextmanager
+    def _judging(self, start: Position, server: Server) -> Iterator[None]:
+        """Call no position lost before a replica had its time to come to it. Some are served all
+        the same: a replica of MariaDB knows what it has applied without a log of its own."""
+        try:
+            yield
+        except PositionLostError:
+            waits = self.waits(start, server.position)
+            if not waits:
+                raise
+            raise ReplicaBehindError(waits) from None
 
     def anchor(self) -> Position:
         """``current``, with the time its file was begun: a relay that is killed before it has read
@@ -358,6 +382,8 @@ class BinlogSource:
                     log.info("a large transaction is read again, now that it is committed")
                     continue
                 reason, silent = "the server ended the stream", False
+            except ReplicaBehindError:
+                raise  # the table is behind, too: nothing of this term is of use until it is not
             except SilentSourceError as error:
                 reason, silent = str(error), True
             except SourceUnavailableError as error:
@@ -374,43 +400,47 @@ class BinlogSource:
         try:
             self._connection = connection
             server = inspect(connection)
-            gtids, maria = self._check(start, server)
-            resolver = LayoutResolver(
-                self._load_columns,
-                self._load_charsets,
-                self._look_up,
-                self._columns,
-                self._extras,
-                mariadb=server.flavor == "mariadb",
-            )
-            decoder = Decoder(
-                self._schema,
-                self._table,
-                resolver,
-                self._batch_rows,
-                gtids,
-                maria,
-            )
-            decoder.prepared = dict(start.prepared)
-            if start.server == server.identity:
-                decoder.begin(start.file, start.offset, start.born)
-            else:
-                decoder.begin("", 0)
-            if start.partial is not None:
-                if self._again is not None and self._again[0] == start:
-                    decoder.expect(*start.partial, *self._again[1:])
-                else:
-                    decoder.expect(*start.partial, None)
-            self._again = None
-            with _unavailable(reading=True):
-                self._start(connection, server, start, gtids, maria, self._server_id)
-            log.info("streaming", position=str(start), server=server.version)
-            self._reading.found()
-            base = Position(start.flavor, server.identity, start.file, start.offset)
-            yield from self._read(connection._sock, decoder, base)
+            with self._judging(start, server):
+                yield from self._served(connection, server, start)
         finally:
             self._connection = None
             connection._force_close()
+
+    def _served(self, connection: Connection, server: Server, start: Position) -> Iterator[Batch]:
+        gtids, maria = self._check(start, server)
+        resolver = LayoutResolver(
+            self._load_columns,
+            self._load_charsets,
+            self._look_up,
+            self._columns,
+            self._extras,
+            mariadb=server.flavor == "mariadb",
+        )
+        decoder = Decoder(
+            self._schema,
+            self._table,
+            resolver,
+            self._batch_rows,
+            gtids,
+            maria,
+        )
+        decoder.prepared = dict(start.prepared)
+        if start.server == server.identity:
+            decoder.begin(start.file, start.offset, start.born)
+        else:
+            decoder.begin("", 0)
+        if start.partial is not None:
+            if self._again is not None and self._again[0] == start:
+                decoder.expect(*start.partial, *self._again[1:])
+            else:
+                decoder.expect(*start.partial, None)
+        self._again = None
+        with _unavailable(reading=True):
+            self._start(connection, server, start, gtids, maria, self._server_id)
+        log.info("streaming", position=str(start), server=server.version)
+        self._reading.found()
+        base = Position(start.flavor, server.identity, start.file, start.offset)
+        yield from self._read(connection._sock, decoder, base)
 
     def _check(
         self, start: Position, server: Server

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import cdc_relay
 from cdc_relay.binlog.probe import probe
+from cdc_relay.catchup import CATCH_UP_S
 from cdc_relay.config import Settings
 from cdc_relay.doctor.finding import Finding
 from cdc_relay.doctor.server import Server
-from cdc_relay.errors import ConfigError, PositionLostError, SourceError
+from cdc_relay.errors import ConfigError, PositionLostError, ReplicaBehindError, SourceError
 from cdc_relay.kafka.checkpoints import Checkpoint
 
 
@@ -107,6 +108,16 @@ def check_position(
         probe(settings, last.position)
     except PositionLostError as error:
         yield _lost(settings, error)
+    except ReplicaBehindError as error:
+        yield Finding(
+            "relay",
+            "position",
+            "warning",
+            f"{error} A relay waits for it; where nothing gets on for {CATCH_UP_S:g} s, the "
+            "position is lost",
+            ("let the replica apply what it has received, then look again",),
+            "advice",
+        )
     except SourceError as error:
         text = f"the relay cannot go on at {last.position}: {error}"
         yield Finding("relay", "position", "failure", text, code=error.exit_code)

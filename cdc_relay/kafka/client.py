@@ -42,21 +42,47 @@ _logger.addFilter(Repeats())
 _logger.addFilter(lambda line: re.search("enable.gapless|gap-less", line.getMessage()) is None)
 
 
-def noticing_logger(lost: Callable[[], None]) -> logging.Logger:
-    """A logger for one client with ``log.connection.close``: ``lost`` is called when a broker
-    closes a connection that is not idle, in the thread that polls. The ``error_cb`` is told of
-    failed connects only; where nothing is sent, there is none. The line itself goes no further."""
+# What Python calls librdkafka's levels, those of syslog: 0 is an emergency, 7 is debug.
+_PYTHON_LEVELS: Final = (
+    *(logging.CRITICAL,) * 3,
+    logging.ERROR,
+    logging.WARNING,
+    *(logging.INFO,) * 2,
+    logging.DEBUG,
+)
+# That of the line which tells of a closed connection.
+_NOTICING_LEVEL: Final = 6
+
+
+def noticing(settings: Settings, lost: Callable[[], None]) -> dict[str, Any]:
+    """The properties of a client that notices when a broker closes a connection that is not idle:
+    ``lost`` is called then, in the thread that polls. The ``error_cb`` is told of failed connects
+    only; where nothing is sent, there is none.
+
+    It rests on a line of the client's log, which is written whatever the user's ``log_level`` and
+    ``log.connection.close`` are; what is shown is what these say.
+    """
+    given = settings.kafka.get("log_level", "")
+    level = int(given) if given in tuple("01234567") else _NOTICING_LEVEL
+    shown = logging.DEBUG if settings.kafka.get("debug") else _PYTHON_LEVELS[level]
+    closes = settings.kafka.get("log.connection.close") == "true"
 
     def notice(line: logging.LogRecord) -> bool:
         if "Disconnected: " in line.getMessage():
             lost()
-            return False
-        return line.levelno >= _logger.getEffectiveLevel() and bool(_logger.filter(line))
+            if not closes:
+                return False
+        least = max(shown, _logger.getEffectiveLevel())
+        return line.levelno >= least and bool(_logger.filter(line))
 
     logger = logging.Logger("librdkafka", logging.DEBUG)
     logger.parent = _logger
     logger.addFilter(notice)
-    return logger
+    return {
+        "logger": logger,
+        "log.connection.close": True,
+        "log_level": max(level, _NOTICING_LEVEL),
+    }
 
 
 def base_config(settings: Settings, client_id: str) -> dict[str, Any]:
@@ -79,13 +105,13 @@ def topic_reader_config(settings: Settings, client_id: str, isolation: str) -> d
     """Return the properties of a consumer that reads a few records of a partition by hand: the
     group is never joined, no offset is committed, no topic is made. The end is told by an event."""
     return {
+        # The end is told by an empty answer: wait for one no longer than this.
+        "fetch.wait.max.ms": 10,
         **base_config(settings, client_id),
         "group.id": f"cdc-relay.{settings.name}.reader",
         "enable.auto.commit": False,
         "isolation.level": isolation,
         "enable.partition.eof": True,
-        # The end is told by an empty answer: wait for one no longer than this.
-        "fetch.wait.max.ms": 10,
         "auto.offset.reset": "earliest",
         "allow.auto.create.topics": False,
     }

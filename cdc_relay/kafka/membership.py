@@ -97,6 +97,8 @@ class Membership:
         self._consumer: Any = create(
             Consumer,
             {
+                # Nothing is fetched: no need to buffer or to wait for it.
+                "queued.max.messages.kbytes": 64,
                 **base_config(settings, f"cdc-relay-{settings.name}-member"),
                 "on_commit": self._committed,
                 "group.id": group_name(settings.name),
@@ -108,8 +110,6 @@ class Membership:
                 "enable.auto.commit": False,
                 "auto.offset.reset": "latest",
                 "allow.auto.create.topics": False,
-                # Nothing is fetched: no need to buffer or to wait for it.
-                "queued.max.messages.kbytes": 64,
             },
         )
         self._consumer.subscribe(
@@ -123,8 +123,8 @@ class Membership:
 
     def poll(self, timeout: float) -> None:
         """Take part in the group for up to ``timeout`` seconds. Raises ``SinkError`` for a group
-        that lets nobody in (no grant, wrong password, ...); a broker that is away is waited for,
-        and so is one that did let this member in before."""
+        that lets nobody in (no grant, wrong password, ...) and for a client that cannot go on; a
+        broker that is away is waited for, and so is one that did let this member in before."""
         try:
             message = served(lambda: self._consumer.poll(timeout))
         except SystemError as trouble:
@@ -143,8 +143,9 @@ class Membership:
             error, self._settings, f"cannot join the group {group_name(self._settings.name)}"
         )
         if type(known) is SinkError:
-            # What worked may work again: a token being renewed, a broker that is starting.
-            if not self._was_let_in:
+            # What worked may work again: a token being renewed, a broker that is starting. A
+            # client that calls its own error fatal does not.
+            if error.fatal() or not self._was_let_in:
                 raise known
             log.warning("waiting for Kafka", reason=str(known))
         else:

@@ -57,6 +57,8 @@ class Reader:
         self._consumer: Any = create(
             Consumer,
             {
+                # Librdkafka would fetch 64 MB ahead: what is read is a stream, not a store.
+                "queued.max.messages.kbytes": 8 * 1024,
                 **base_config(settings, f"cdc-relay-{settings.name}-reader"),
                 "group.id": f"cdc-relay.{settings.name}.reader",
                 "enable.auto.commit": False,
@@ -64,8 +66,6 @@ class Reader:
                 "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
                 "allow.auto.create.topics": False,
-                # Librdkafka would fetch 64 MB ahead: what is read is a stream, not a store.
-                "queued.max.messages.kbytes": 8 * 1024,
             },
         )
 

@@ -26,7 +26,7 @@ from cdc_relay.kafka.client import (
     SILENT,
     UNKNOWN_TOPIC,
     create,
-    noticing_logger,
+    noticing,
     served,
     sink_error,
     text,
@@ -125,8 +125,7 @@ class TransactionalSink:
                     "delivery.report.only.error": True,
                     "error_cb": self._on_error,
                     # Brokers that go away while nothing is sent.
-                    "log.connection.close": True,
-                    "logger": noticing_logger(self._on_loss),
+                    **noticing(settings, self._on_loss),
                 },
             )
             for transactional_id in writer.transactional_ids

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_relay.position import GtidSet, MariaGtidPosition, Position, file_number
+from cdc_relay.position import Flavor, GtidSet, MariaGtidPosition, Position, file_number
 
 A = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 B = "a1b2c3d4-0000-11e1-9e33-c80aa9429562"
@@ -110,6 +110,7 @@ def test_sets_behave_like_sets(
 ) -> None:
     first, second = _made(one), _made(other)
     assert first.contains(second) == (_model(one) >= _model(other))
+    assert first.missing(second) == len(_model(other) - _model(one))
     assert (first == second) == (_model(one) == _model(other))
     assert GtidSet(str(first)) == first
     assert str(_made(one[::-1])) == str(first)
@@ -269,6 +270,32 @@ def test_transactions_that_a_server_never_executed() -> None:
     assert place.is_beyond(Position("mysql", B, "binlog.000009", 500, f"{A}:1-49,{B}:1-9"))
     assert place.is_beyond(Position("mysql", B, "binlog.000009", 500, ""))
     assert not place.is_beyond(Position("mysql", B, "binlog.000001", 4, f"{A}:1-50"))
+
+
+@pytest.mark.parametrize(
+    ("flavor", "gtids", "there", "missing"),
+    [
+        ("mysql", f"{A}:1-50", f"{A}:1-50", 0),
+        ("mysql", f"{A}:1-50", f"{A}:1-40,{B}:1-3", 10),
+        ("mysql", f"{A}:1-50,{B}:1-3", f"{A}:1-50", 3),
+        ("mysql", f"{A}:1-50:tag:1-3", f"{A}:1-50", 3),
+        ("mysql", f"{A}:1-50", f"{B}:1-40", 0),  # no replica of ours
+        ("mysql", f"{A}:1-50", "", 0),
+        ("mysql", f"{A}:1-50", None, 0),
+        ("mysql", None, f"{A}:1-40", 0),
+        ("mariadb", "0-1-50,7-1-9", "0-1-40,7-1-8", 11),
+        ("mariadb", "0-1-50", "0-1-60", 0),
+        ("mariadb", "0-1-50", "0-2-40", 0),  # wrote by itself: it comes to no more of them
+        ("mariadb", "0-1-50,7-1-9", "0-1-50", 0),  # what it has applied stands in no log of its own
+    ],
+)
+def test_what_a_replica_still_lacks(
+    flavor: Flavor, gtids: str | None, there: str | None, missing: int
+) -> None:
+    place = Position(flavor, A, "binlog.000001", 500, gtids)
+    assert place.missing(Position(flavor, B, "binlog.000009", 4, there)) == missing
+    # What the same server does not know any more was reset, or is a restored copy.
+    assert place.missing(Position(flavor, A, "binlog.000009", 4, there)) == 0
 
 
 @pytest.mark.parametrize(
