@@ -256,7 +256,8 @@ def test_a_position_of_another_server_is_not_used(
 def test_a_replica_takes_over_by_gtid(
     own_mysql: DatabaseServer, tmp_path_factory: pytest.TempPathFactory, harness: MakeHarness
 ) -> None:
-    """The promoted replica holds the same transactions under other files and offsets."""
+    """The promoted replica holds the same transactions under other files and offsets. The address
+    moves before it has applied what the relay has sent: it is waited for."""
     home = tmp_path_factory.mktemp("replica")
     with (
         MySQL(home, die_with_parent=True) as replica,
@@ -280,32 +281,51 @@ def test_a_replica_takes_over_by_gtid(
         admin.sql("RESET BINARY LOGS AND GTIDS")
         admin.sql("SET GLOBAL gtid_purged = %s", (executed,))
         admin.sql("START REPLICA")
-        shop = harness(one)
-        relay = shop.relay()
-        expected = [shop.ins("a", {"n": n}) for n in range(3)]
-        shop.wait_sent(3)
-        assert relay.terminate() == 0
-        expected.append(shop.ins("a", {"n": 3}))
-
-        def caught_up() -> bool:
-            sql = f"SELECT COUNT(*) FROM `{one.name}`.{shop.table}"
-            try:
-                return bool(admin.sql(sql)[0][0] == 4)
-            except Exception:
-                return False
-
-        shop.until(caught_up)
-        admin.sql("STOP REPLICA")
-        admin.sql("RESET REPLICA ALL")
-        shop.database = two
-        relay = shop.relay()
-        expected.append(shop.ins("a", {"n": 4}))
-        shop.wait_sent(5)
-        assert relay.terminate() == 0
+        with Proxy(one.url.port or 0) as address:
+            moving = one.url.set(port=address.port).render_as_string(hide_password=False)
+            shop = harness(one, DATABASE_URL=moving)
+            relay = shop.relay()
+            expected = [shop.ins("a", {"n": n}) for n in range(2)]
+            shop.wait_sent(2)
+            shop.until(lambda: applied(admin, one))
+            admin.sql("STOP REPLICA SQL_THREAD")
+            expected += [shop.ins("a", {"n": n}) for n in range(2, 4)]
+            shop.wait_sent(4)
+            shop.until(lambda: received(admin, one))
+            address.cut()
+            address.lead_to(replica.port)
+            address.mend()
+            shop.until(lambda: "still applying" in relay.text())
+            assert ids(shop) == expected
+            admin.sql("START REPLICA SQL_THREAD")
+            shop.until(lambda: applied(admin, one))
+            admin.sql("STOP REPLICA")
+            admin.sql("RESET REPLICA ALL")
+            shop.database = two
+            expected.append(shop.ins("a", {"n": 4}))
+            shop.wait_sent(5)
+            assert relay.terminate() == 0
         assert "position lost" not in relay.text()
+        assert len(relay.logged("anchored at the end of the log")) == 1
         assert ids(shop) == expected
         two.close()
         admin.close()
+
+
+def applied(replica: Database, source: Database) -> bool:
+    """Whether the replica has executed what its source has."""
+    [(executed,)] = source.sql("SELECT @@global.gtid_executed")
+    return bool(replica.sql("SELECT GTID_SUBSET(%s, @@global.gtid_executed)", (executed,))[0][0])
+
+
+def received(replica: Database, source: Database) -> bool:
+    """Whether the replica has at least been sent it."""
+    [(executed,)] = source.sql("SELECT @@global.gtid_executed")
+    sql = (
+        "SELECT GTID_SUBSET(GTID_SUBTRACT(%s, @@global.gtid_executed), received_transaction_set) "
+        "FROM performance_schema.replication_connection_status"
+    )
+    return bool(replica.sql(sql, (executed,))[0][0])
 
 
 # --- two readers ----------------------------------------------------------------------------------

@@ -74,6 +74,10 @@ class Proxy:
         """Serve again."""
         self._is_cut = False
 
+    def lead_to(self, target: int) -> None:
+        """Let new connections go to another port, as an address that moves to another server."""
+        self._target = ("127.0.0.1", target)
+
     def _run(self) -> None:
         while True:
             try:
