@@ -16,7 +16,8 @@ from typing import Final, NamedTuple
 import structlog
 
 from cdc_relay import faults
-from cdc_relay.errors import SourceUnavailableError
+from cdc_relay.catchup import CatchUp
+from cdc_relay.errors import ReplicaBehindError, SourceUnavailableError
 from cdc_relay.kafka.owed import Owed, fingerprint
 from cdc_relay.outbox import OutboxEvent
 from cdc_relay.store import Store
@@ -61,6 +62,7 @@ class Marker:
     def __init__(self, store: Store, vitals: Vitals) -> None:
         self._store = store
         self._vitals = vitals
+        self._catch_up = CatchUp()
         self._wake = threading.Condition()
         self._parts: deque[Part] = deque()
         self._ended = False
@@ -117,7 +119,10 @@ class Marker:
                 # Fewer than all is right: the others are gone, or marked by somebody else. A row
                 # that comes out of the log before it is visible is still locked: it is waited for.
                 self._vitals.marking_since = time.monotonic()
-                self._vitals.counters.marked += self._store.mark_sent(rows)
+                marked = self._store.mark_sent(rows)
+                self._vitals.counters.marked += marked
+                if marked < len(rows) and self._another_server():
+                    self._vitals.counters.marked += self._store.mark_sent(rows)
                 faults.point("marked")
             except SourceUnavailableError as error:
                 log.warning("marks wait for the database", owed=self.owed_count, reason=str(error))
@@ -133,6 +138,19 @@ class Marker:
                 for _ in range(count):
                     self._parts.popleft()
                 self.owed_count -= len(rows)
+
+    def _another_server(self) -> bool:
+        """Whether another server took over, which has the rows by now: a moment ago it may not have
+        executed their inserts, and their marks would be lost. Raises ``ReplicaBehindError`` while
+        it has not."""
+        sent = self._vitals.position
+        if sent is None or not sent.gtids:
+            return False
+        end = self._store.position()
+        waits = self._catch_up.waits(sent, end)
+        if waits:
+            raise ReplicaBehindError(waits)
+        return sent.server != end.server
 
     def _next(self) -> tuple[int, list[tuple[int, str]]]:
         """The rows to mark now, and how many parts they are; none at the end."""

@@ -90,8 +90,14 @@ class Owner:
     def run(self, *, until_current: bool = False) -> None:
         """Take part in the group until ``stop``; with ``until_current``, until the rows are
         delivered that were committed before it owned the shard. Raises errors that trying again
-        cannot mend."""
-        checkpoints.ensure_topic(self._settings)
+        cannot mend, and ``SinkUnavailableError`` where no broker answers at the start: that may be
+        a mistyped address. Later they are waited for."""
+        try:
+            checkpoints.ensure_topic(self._settings)
+        except SinkUnavailableError:
+            if self._stopping.is_set():
+                return
+            raise
         self.vitals.turn()
         membership = Membership(self._settings)
         try:
