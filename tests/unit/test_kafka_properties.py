@@ -75,8 +75,8 @@ def test_what_is_set_after_the_users_properties_is_refused_by_name(
         ("group.instance.id", "one and the same member"),
         ("group.protocol", "session_timeout"),
         ("transaction.timeout.ms", "set transaction_timeout instead"),
-        ("message.timeout.ms", "set transaction_timeout instead"),
-        ("delivery.timeout.ms", "set transaction_timeout instead"),  # an alias
+        ("message.timeout.ms", "set transaction_timeout"),
+        ("delivery.timeout.ms", "set transaction_timeout"),  # an alias
         ("session.timeout.ms", "set session_timeout instead"),
         ("heartbeat.interval.ms", "session_timeout"),
         ("partition.assignment.strategy", "interrupt"),
