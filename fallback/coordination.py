@@ -236,7 +236,8 @@ class WithRelay:
             if last is not None and last.position.passed(end) and not last.position.missing(end):
                 return last
             if self._stopping() or time.monotonic() > give_up_at:
-                self.why_left = "the relay is behind"
+                lacks = last is not None and last.position.missing(end)
+                self.why_left = "the server is behind the relay" if lacks else "the relay is behind"
                 return None
             time.sleep(_LOOK_S)
 

@@ -95,4 +95,6 @@ def test_a_pass_beside_a_living_relay_leaves_the_rows_to_it(
     last = Checkpoint(CHECKPOINT)
     monkeypatch.setattr(coordination.checkpoints, "read_last", lambda *_: last)
     replica_end = replace(end(executed), gtids=f"{OLD}:1-{executed}")
-    assert (coordinated(Replica())._passed(replica_end) is last) is sends
+    beside = coordinated(Replica())
+    assert (beside._passed(replica_end) is last) is sends
+    assert beside.why_left == ("" if sends else "the server is behind the relay")
