@@ -19,6 +19,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from heapq import nsmallest
+from operator import itemgetter
 from typing import Any, Final, Literal
 
 import structlog
@@ -58,9 +60,9 @@ class _State:
     """Its rows are being sent: they are let through, and a checkpoint still calls it closed."""
     known: bool = False
     """Whether no pass of the compensator can hold rows of it (see ``passes_know``)."""
-    held: set[int] = field(default_factory=set)
-    """Rows that the stream has passed over since the table was asked last; without marks all
-    that wait, the refused one included."""
+    held: set[tuple[int, str]] = field(default_factory=set)
+    """Rows that the stream has passed over since the table was asked last, with their event ids;
+    without marks all that wait, the refused one included, by id alone."""
     unseen: set[int] = field(default_factory=set)
     """Rows that are written and not visible yet (see ``wait_for``)."""
 
@@ -69,15 +71,21 @@ class Parking:
     """The closed aggregates of one relay. One thread; database errors are the store's."""
 
     def __init__(
-        self, store: Store, on_dead: Literal["block", "release"], *, marks: bool = True
+        self,
+        store: Store,
+        on_dead: Literal["block", "release"],
+        mark: Literal["update", "delete", "none"] = "update",
     ) -> None:
-        """``marks``: whether the table tells what is sent."""
+        """``mark``: whether, and how, the table tells what is sent."""
         self._store = store
         self._on_dead = on_dead
-        self._marks = marks
+        self._marks = mark != "none"
+        self._stay = mark == "update"  # whether rows that were sent are there
         self._closed: dict[Closed, _State] = {}
         self._of_type: Counter[str] = Counter()  # how many are closed one by one
         self._names = 0  # bytes of what is closed, at most: what is opened is not taken off
+        self.gone = 0
+        """Rows that waited and that somebody has deleted, so far."""
         self.tries: dict[int, int] = {}
         """Failures so far of rows that came from the table, by id."""
 
@@ -93,7 +101,7 @@ class Parking:
         for kind, key, ids in held:
             state = self._state(kind, key)
             if state is not None:
-                state.held.update(ids)
+                state.held.update((row_id, "") for row_id in ids)
 
     @property
     def full(self) -> bool:
@@ -108,14 +116,15 @@ class Parking:
         if self._marks:
             return []
         return [
-            (kind, key, sorted(state.held - sent)) for (kind, key), state in self._closed.items()
+            (kind, key, sorted({row_id for row_id, _ in state.held} - sent))
+            for (kind, key), state in self._closed.items()
         ]
 
-    def sent(self, ids: Iterable[int]) -> None:
+    def sent(self, ids: Set[int]) -> None:
         """These rows wait no longer."""
         if not self._marks:
             for state in self._closed.values():
-                state.held.difference_update(ids)
+                state.held.difference_update([(row_id, "") for row_id in ids])
 
     def learn(self) -> None:
         """Close the aggregates that the compensator has parked, or left with a dead row."""
@@ -169,13 +178,21 @@ class Parking:
         """Whether that is not what ``since`` says."""
         return tuple(self._closed) != tuple(since)
 
+    def set_aside(self, event: OutboxEvent) -> None:
+        """Close the event's aggregate, so that it goes alone, and soon; it has not failed."""
+        self.close(event.aggregate_type, event.aggregate_id)
+        state = self._state(event.aggregate_type, event.aggregate_id)
+        if state is not None:
+            self._hold(state, event)
+            state.look_at = time.monotonic()
+
     def holds(self, event: OutboxEvent) -> bool:
         """Whether the event stays behind; notes that it was seen."""
         kind = event.aggregate_type
         for closed in ((kind, event.aggregate_id), (kind, None)):
             state = self._closed.get(closed)
             if state is not None and not state.trial:
-                state.held.add(event.id)
+                self._hold(state, event)
                 return True
         return False
 
@@ -217,11 +234,21 @@ class Parking:
         """Put the row on the ladder and close its aggregate (its type, where the topic is at
         fault); return what became of the row."""
         failure = self._store.record_failure(event, tries, refusal.reason)
+        if failure.outcome == "gone" and self._is_gone(event):
+            log.error(
+                "a row that was refused is gone from the table: it is not sent",
+                event_id=event.event_id,
+                aggregate_type=event.aggregate_type,
+                aggregate_id=event.aggregate_id,
+                event_type=event.event_type,
+                reason=refusal.reason,
+            )
+            return failure
         if failure.outcome != "dead" or self._on_dead == "block":
             self.close(event.aggregate_type, None if refusal.topic else event.aggregate_id)
             state = self._state(event.aggregate_type, event.aggregate_id)
             if state is not None:
-                state.held.add(event.id)
+                self._hold(state, event)
         log.error(
             "row is dead" if failure.outcome == "dead" else "row parked; its aggregate waits",
             event_id=event.event_id,
@@ -235,11 +262,12 @@ class Parking:
         return failure
 
     def due(self) -> list[Closed]:
-        """The closed aggregates to look at now."""
+        """The closed aggregates to look at now, those first that wait for it longest."""
         if not self._closed:
             return []
         now = time.monotonic()
-        return [aggregate for aggregate, state in self._closed.items() if state.look_at <= now][:50]
+        due = [(state.look_at, one) for one, state in self._closed.items() if state.look_at <= now]
+        return [one for _, one in nsmallest(50, due, key=itemgetter(0))]
 
     def rows(
         self, aggregate: Closed, owed: Mapping[int, str]
@@ -254,7 +282,8 @@ class Parking:
             return self._held_rows(aggregate, state)
         if state.held:
             # So that they are visible, or gone, when "nothing is pending" opens the aggregate.
-            self._store.settle(sorted(state.held))
+            self._store.settle(sorted({row_id for row_id, _ in state.held}))
+            self._say_gone(aggregate, state.held)
             state.held.clear()
         if state.unseen:
             state.unseen = set(self._store.still_unseen(sorted(state.unseen)))
@@ -311,7 +340,7 @@ class Parking:
         """``rows`` by what is held."""
         kind, key = aggregate
         limit = _ROWS if key is not None else _ROWS_OF_TYPE
-        held = sorted(state.held)
+        held = sorted(row_id for row_id, _ in state.held)
         blocked: dict[str, set[int]] = {}
         due: list[int] = []
         for start in range(0, len(held), limit):
@@ -321,7 +350,7 @@ class Parking:
             for row_id in part:
                 row = found.get(row_id)
                 if row is None or (row.status == DEAD and self._on_dead == "release"):
-                    state.held.discard(row_id)  # gone, or given up
+                    state.held.discard((row_id, ""))  # gone, or given up
                 elif row.aggregate_id in blocked:
                     blocked[row.aggregate_id].add(row_id)
                 elif row.status == DEAD or row.due_in_s > 0:
@@ -344,8 +373,34 @@ class Parking:
             return None
         for name, ids in blocked.items():
             look_at = time.monotonic() + self._pause(_LOOK_AGAIN_S)
-            self._add(kind, name, _State(look_at, held=ids))
+            self._add(kind, name, _State(look_at, held={(row_id, "") for row_id in ids}))
         return []
+
+    def _is_gone(self, event: OutboxEvent) -> bool:
+        """Whether the table no longer has the event: nobody can send it, or has to wait for it."""
+        row = self._store.states([event.id]).get(event.id)
+        return row is None or row[0] != event.event_id
+
+    def _hold(self, state: _State, event: OutboxEvent) -> None:
+        state.held.add((event.id, event.event_id if self._marks else ""))
+
+    def _say_gone(self, aggregate: Closed, held: Set[tuple[int, str]]) -> None:
+        """Say which rows of a closed aggregate somebody has deleted."""
+        if not self._stay:
+            return
+        there = self._store.states(sorted({row_id for row_id, _ in held}))
+        gone = [one for one in held if one[1] and there.get(one[0], ("", 0))[0] != one[1]]
+        if gone:
+            self.gone += len(gone)
+            log.error(
+                "rows that waited behind a refused one are gone from the table: such as were not "
+                "sent before are not sent",
+                aggregate_type=aggregate[0],
+                aggregate_id=aggregate[1],
+                rows=len(gone),
+                first_id=min(gone)[0],
+                first_event_id=min(gone)[1],
+            )
 
     def _add(self, kind: str, key: str | None, state: _State) -> None:
         if key is not None and (kind, key) not in self._closed:

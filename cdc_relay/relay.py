@@ -36,6 +36,7 @@ from cdc_relay.outbox import PENDING, OutboxEvent
 from cdc_relay.parking import Closed, Parking
 from cdc_relay.position import Position
 from cdc_relay.router import Record, Router
+from cdc_relay.sizes import Sizes
 from cdc_relay.store import Aggregate, PendingEvent, PendingScan, Store
 from cdc_relay.vitals import Vitals
 
@@ -53,6 +54,10 @@ _TICK_S: Final = 0.1
 _PROGRESS_PAUSE_S: Final = 10.0
 _LEARN_PAUSE_S: Final = 5.0
 _FENCE_PAUSE_S: Final = 1.0
+# Parked aggregates are tried for so long, then it is the stream's turn.
+_RETRIES_S: Final = 0.2
+# A stream that is behind for longer than this no longer holds up the parked aggregates.
+_BEHIND_S: Final = 300.0
 # Owed marks stand in every checkpoint, and a Kafka record holds a megabyte by default: these, and
 # those of one more group, however large its transactions are.
 _MOST_OWED: Final = 50_000
@@ -130,7 +135,10 @@ class Relay:
         self._marks = settings.mark != "none"
         self._most_owed = min(settings.queue_rows, _MOST_OWED)
         self._marker = Marker(store, vitals)
-        self._parking = Parking(store, settings.on_dead, marks=self._marks)
+        self._parking = Parking(store, settings.on_dead, settings.mark)
+        self._sizes = Sizes()
+        self._behind: tuple[Position, float] | None = None
+        self._caught_up = False
         self._checkpoint: Checkpoint = None  # type: ignore[assignment]
         self._moved: Position | None = None
         self._saved_at = 0.0
@@ -290,15 +298,22 @@ class Relay:
                 self.counters.held += 1
                 continue
             try:
-                items.append((event, self._router.route(event)))
+                record = self._router.route(event)
             except UnroutableError as error:
                 self._park(event, 0, Refusal(str(error)))
+                continue
+            if self._sizes.is_suspect(record):
+                parking.set_aside(event)
+                self.counters.held += 1
+            else:
+                items.append((event, record))
         return items
 
     def _deliver(self, items: Sequence[_Item], position: Position | None) -> None:
         """Deliver ``items``, of aggregates that flow, and move to ``position``. Refused rows are
-        parked, and what stands behind them in their aggregates is held."""
-        while True:
+        parked, and what stands behind them in their aggregates is held; so is what may be too large
+        as well."""
+        while items or position is not None:
             events = [event for event, _ in items]
             marks = self._owing(events)
             checkpoint = self._next_checkpoint(events, marks, position)
@@ -308,6 +323,9 @@ class Relay:
                 self._saved(checkpoint)
                 self._sent(events, marks)
                 return
+            for index, refusal in refused.items():
+                if refusal.too_large:
+                    self._sizes.refused(items[index][1])
             there = self._sink.acknowledged
             if there:
                 sent = [event for index, (event, _) in enumerate(items) if index in there]
@@ -318,13 +336,18 @@ class Relay:
 
     def _park_refused(self, items: Iterable[tuple[_Item, Refusal | None]]) -> list[_Item]:
         """Park the refused rows of a group, the first of each aggregate, and hold what stands
-        behind them; what stands before a refused row of its aggregate goes again."""
+        behind them; what stands before a refused row of its aggregate goes again, unless it is to
+        go alone."""
         left: list[_Item] = []
         closed: set[Closed] = set()  # by this group: what was closed before let its rows through
         for item, refusal in items:
             event = item[0]
             whole, own = (event.aggregate_type, None), (event.aggregate_type, event.aggregate_id)
             if (own in closed or whole in closed) and self._is_held(event):
+                continue
+            if refusal is None and self._sizes.is_suspect(item[1]):
+                self._parking.set_aside(event)
+                closed.add(own)
                 continue
             if refusal is None:
                 left.append(item)
@@ -397,7 +420,7 @@ class Relay:
         if marks:
             self._marker.owe(marks)
         if self._parking.any:
-            self._parking.sent([event.id for event in events])
+            self._parking.sent({event.id for event in events})
 
     def _save(self, *, force: bool = False) -> None:
         """Write a checkpoint without records when something but the clock has moved, not more
@@ -712,6 +735,7 @@ class Relay:
         faults.point("parking")
         tries = self._parking.tries.pop(event.id, tries)
         failure = self._patiently(lambda: self._parking.park(event, tries, refusal))
+        self.counters.gone += failure.outcome == "gone"
         self.counters.dead += failure.outcome == "dead"
 
     def _retry_parked(self) -> None:
@@ -724,19 +748,25 @@ class Relay:
             # Slow where very many rows are pending: it takes a twentieth of the time at most.
             self._next_learn = now + max(_LEARN_PAUSE_S, 20 * (now - begun))
         due = self._parking.due()
+        if due and not self._caught_up and not self._is_caught_up():
+            return
         if due and not self._parking.are_known(due) and time.monotonic() >= self._next_fence:
             # A pass may hold rows of an aggregate that was open when it looked. The checkpoint
             # tells the next one.
             self._next_fence = time.monotonic() + _FENCE_PAUSE_S
             self._save(force=True)
             self._fence_pass()
+        stop_at = time.monotonic() + _RETRIES_S
         for aggregate in due:
+            if time.monotonic() > stop_at:
+                break
             if not self._parking.are_known([aggregate]):
                 continue
-            owed = self._marker.owed()
+            owed, gone = self._marker.owed(), self._parking.gone
             rows = self._patiently(
                 lambda a=aggregate, o=owed: self._parking.rows(a, o)  # type: ignore[misc]
             )
+            self.counters.gone += self._parking.gone - gone
             if rows is None:
                 continue
             if rows:
@@ -761,19 +791,47 @@ class Relay:
             if self._is_held(event):
                 continue
             try:
-                items.append((event, self._router.route(event)))
+                record = self._router.route(event)
             except UnroutableError as error:
                 self._park(event, tries, Refusal(str(error)))
+                continue
+            if aggregate[1] is None and self._sizes.is_suspect(record):
+                self._parking.set_aside(event)
+            else:
+                items.append((event, record))
+        if aggregate[1] is not None:
+            items = self._alone(items)
         before = self.counters.sent
         faults.point("retrying")
         try:
             self._deliver(items, None)
         finally:
+            sent = self.counters.sent > before
+            if sent and len(items) == 1:
+                self._sizes.taken(items[0][1])
             # It flows again only when nothing of it is pending (checked at the next turn).
-            self._parking.end_trial(aggregate, sent=self.counters.sent > before)
+            self._parking.end_trial(aggregate, sent=sent)
         faults.point("retried")
         for event, _ in rows:
             self._parking.tries.pop(event.id, None)
+
+    def _alone(self, items: list[_Item]) -> list[_Item]:
+        """The first of ``items``: up to one that may be too large, or that one alone."""
+        suspects = (n for n, (_, record) in enumerate(items) if self._sizes.is_suspect(record))
+        return items[: max(1, next(suspects, len(items)))]
+
+    def _is_caught_up(self) -> bool:
+        """Whether the stream has passed, since this was asked first, what was the end of the log
+        then. Until it has, rows that are gone from the table (TRUNCATE) may stand in the log before
+        those that are there: a retry, which reads the table, must not overtake them."""
+        if self._polling or not self._marks:  # no stream; or only rows that it has passed
+            return True
+        if self._behind is None:
+            self._behind = self._patiently(self._source.current), time.monotonic() + _BEHIND_S
+        end, give_up_at = self._behind
+        position = self._moved or self._checkpoint.position
+        self._caught_up = position.passed(end) or time.monotonic() > give_up_at
+        return self._caught_up
 
     def _patiently(self, action: Callable[[], _T]) -> _T:
         """Run ``action`` until the database answers, with growing pauses. Raises

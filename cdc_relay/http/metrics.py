@@ -35,7 +35,7 @@ _COUNTERS: Final = {
     "retries": "Rows that were tried again after a refusal.",
     "held": "Rows left pending because an earlier row of their aggregate is parked.",
     "dropped": "Rows of the stream that somebody else had sent already.",
-    "gone": "Rows that had to be read back and were not there any more.",
+    "gone": "Rows that had to be read from the table, or were refused, and are not there any more.",
     "swept": "Pending rows that were sent from the table.",
 }
 

@@ -42,6 +42,8 @@ RECORD_FAULTS: Final = frozenset(
         KafkaError._INVALID_ARG,
     )
 )
+# Of these, what is said of a record that is too large.
+SIZE_FAULTS: Final = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 # Errors that are a topic's fault.
 TOPIC_FAULTS: Final = frozenset(
     (
@@ -380,7 +382,7 @@ class IdempotentSink:
             self._topics.forget(delivery._records[index].topic)
             delivery._refuse(index, Refusal(text(error), topic=True))
         elif code in RECORD_FAULTS and (at_once or self._singly):
-            delivery._refuse(index, Refusal(text(error)))
+            delivery._refuse(index, Refusal(text(error), too_large=code in SIZE_FAULTS))
         elif code not in RECORD_FAULTS and code not in _NOT_SENT:
             self._fatal = error
         # A broker's word on a record leaves a gap; in a batch it says nothing about this one.

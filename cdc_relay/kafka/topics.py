@@ -33,6 +33,8 @@ class Refusal(NamedTuple):
     reason: str
     topic: bool = False
     """Whether every record of its topic would be refused."""
+    too_large: bool = False
+    """Whether it is for the record's size."""
 
 
 class Topics:

@@ -36,6 +36,7 @@ from cdc_relay.kafka.membership import Membership, group_name
 from cdc_relay.kafka.portions import Portions
 from cdc_relay.kafka.sink import (
     RECORD_FAULTS,
+    SIZE_FAULTS,
     TOPIC_FAULTS,
     FencedError,
     check_is_there,
@@ -248,7 +249,8 @@ class TransactionalSink:
             except KafkaException as error:
                 if error.args[0].code() not in RECORD_FAULTS:
                     raise
-                refused[index] = Refusal(text(error))
+                code = error.args[0].code()
+                refused[index] = Refusal(text(error), too_large=code in SIZE_FAULTS)
         return refused
 
     def _queue(self, record: Record, going_on: Callable[[], bool]) -> None:
@@ -391,7 +393,7 @@ class TransactionalSink:
             if topic:
                 self._topics.forget(record.topic)
             if topic or portion[1] - portion[0] == 1:
-                result[index] = Refusal(text(error), topic)
+                result[index] = Refusal(text(error), topic, error.code() in SIZE_FAULTS)
         return result
 
     def poll(self) -> None:

@@ -48,7 +48,11 @@ from tests.support.load import Load, account, repeated
 from tests.support.sql import Database, insert, purge_logs, row
 
 MakeShop = Callable[..., Harness]
-SETTINGS = {"SESSION_TIMEOUT": "2s", "TRANSACTION_TIMEOUT": "5s"}
+SETTINGS = {
+    "SESSION_TIMEOUT": "2s",
+    "TRANSACTION_TIMEOUT": "5s",
+    "CHECKPOINT_INTERVAL": "1s",  # what is parked is tried once a start has caught up
+}
 BOTH = pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 
 
@@ -86,6 +90,12 @@ def state(shop: Harness, event_id: str) -> tuple[int, int, str | None]:
     sql = f"SELECT status, retry_count, last_error FROM {shop.table} WHERE event_id = %s"
     [(status, tries, reason)] = shop.database.sql(sql, (event_id,))
     return status, tries, reason
+
+
+def closed(shop: Harness) -> bool:
+    """Whether the last checkpoint names something closed."""
+    last = shop.checkpoint()
+    return last is not None and bool(last.closed)
 
 
 def due_now(shop: Harness) -> None:
@@ -842,6 +852,71 @@ def test_killed_around_a_parked_row(step: str, mysql: Database, make: MakeShop) 
     assert relay.terminate() == 0, relay.text()
     assert in_order(shop) == {"a": list(range(6)), "b": list(range(5))}
     assert len(shop.messages()) == 11
+
+
+@BOTH
+def test_many_rows_that_are_too_large_hold_up_nobody(
+    delivery: str, mysql: Database, make: MakeShop
+) -> None:
+    """The first one tells: the others go alone, and their time comes after that of what flows."""
+    shop = make(mysql, DELIVERY=delivery)
+    shop.create_topic("order", 1, **{"max.message.bytes": "2000"})
+    bad = [row(f"bad-{n}", {"n": n, **large(3000)}) for n in range(60)]
+    good = [row(f"good-{n}", {"n": n}) for n in range(50)]
+    shop.database.sql(*insert(shop.table, bad + good))
+    relay = shop.relay()
+    shop.wait_sent(50)
+    [(tried,)] = mysql.sql(f"SELECT COUNT(*) FROM {shop.table} WHERE retry_count > 0")
+    assert delivery == "at_least_once" or tried < 40, tried  # it judges all of them at once
+    shop.ins("bad-7", {"n": 8})
+    shop.until(
+        lambda: mysql.sql(f"SELECT COUNT(*) FROM {shop.table} WHERE retry_count > 0") == ((60,),)
+    )
+    shop.ins("good-7", {"n": 8})
+    shop.wait_sent(51)
+    set_limit(shop, "order", 100_000)
+    due_now(shop)
+    shop.wait_all_sent()
+    assert relay.terminate() == 0, relay.text()
+    found = in_order(shop)
+    assert (found["bad-7"], found["good-7"]) == ([7, 8], [7, 8])
+    assert len(found) == 110
+    assert len(shop.messages()) == 112
+
+
+def test_a_table_that_is_truncated_under_rows_that_wait(mysql: Database, make: MakeShop) -> None:
+    """What somebody takes out of the table before it is sent is not sent, which is said; and what
+    comes to the table then overtakes nothing."""
+    shop = make(mysql)
+    shop.create_topic("order", 1, **{"max.message.bytes": "2000"})
+    relay = shop.relay()
+    shop.until(shop.checkpoint)
+    for number in range(1, 4):
+        shop.ins("a", {"n": number, **(large(3000) if number == 1 else {})})
+    shop.until(lambda: relay.logged("row parked; its aggregate waits"))
+    shop.until(lambda: closed(shop))
+    relay.kill()
+    for number in range(4, 8):
+        shop.ins("a", {"n": number})
+    # While it was away, a row is refused that is not there any more; nothing waits for it.
+    for number in range(1, 4):
+        shop.ins("b", {"n": number, **(large(3000) if number == 1 else {})})
+    shop.database.sql(f"TRUNCATE {shop.table}")
+    for number in range(11, 16):
+        shop.ins("a", {"n": number})
+        shop.ins("b", {"n": number})
+    relay = shop.relay()
+    shop.wait_all_sent()
+    assert relay.terminate() == 0, relay.text()
+    assert in_order(shop) == {"a": list(range(11, 16)), "b": [2, 3, *range(11, 16)]}
+    assert len(shop.messages()) == 12
+    [waited] = relay.logged(
+        "rows that waited behind a refused one are gone from the table: such as were not sent "
+        "before are not sent"
+    )
+    assert (waited["aggregate_id"], waited["rows"]) == ("a", 4)
+    [refused] = relay.logged("a row that was refused is gone from the table: it is not sent")
+    assert refused["aggregate_id"] == "b"
 
 
 # --- another reader of the same binlog ------------------------------------------------------------
