@@ -786,7 +786,7 @@ def _report(notice: str, count: int, where: str) -> None:
             near=where,
         )
     elif notice == "ddl":
-        log.info("the outbox table's definition changed", near=where)
+        log.info("a table of the outbox table's name was defined anew", near=where)
     elif notice == "xa_unknown":
         log.warning(
             "an XA transaction was committed whose prepare was not seen; the compensator will "

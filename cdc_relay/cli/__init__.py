@@ -97,7 +97,10 @@ def entry() -> NoReturn:
     """The command ``cdc-relay``: ``main``, then the end of the process without the interpreter's
     own clean-up. It frees what threads of the Kafka library still use where a client of it could
     not be closed (a broker that does not answer), and the process would die of that, whatever its
-    exit code."""
+    exit code. In a container it may be process 1, which no signal ends that it has not asked for,
+    and commands ask when they are loaded: until then SIGTERM ends it here."""
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     code = main()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

@@ -11,7 +11,7 @@ import click
 from cdc_relay.audit import Audit, Report, name_samples
 from cdc_relay.cli.options import DATABASE, KAFKA, LOGGING, settings_options
 from cdc_relay.cli.text import printable
-from cdc_relay.cli.times import Moment, moment, opened
+from cdc_relay.cli.times import Moment, moment, opened, utc
 from cdc_relay.config import Settings
 from cdc_relay.errors import ConfigError, RowsFailingError, SinkError
 from cdc_relay.kafka.reader import Read, Reader
@@ -94,7 +94,7 @@ def command(
         fields = {"since_us": begin, "until_us": end, **report.as_dict(), "exit_code": code}
         click.echo(json.dumps(fields, ensure_ascii=False))
     else:
-        _show(report)
+        _show(report, begin, end)
     if refused is not None:
         raise refused
     return code
@@ -131,15 +131,16 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, int], None]]:
         yield tell
 
 
-def _show(report: Report) -> None:
+def _show(report: Report, since_us: int, until_us: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False)
     missing = sum(report.missing.values())
+    since, until = (utc(us).isoformat(timespec="seconds") for us in (since_us, until_us))
     table = Table("", "count", "meaning", box=None, show_header=False)
     lines = [
-        ("rows", report.rows, "in the table"),
+        ("rows", report.rows, f"in the table, created from {since} until before {until}"),
         ("records", report.records, f"in {len(report.topics)} topics"),
         ("missing", missing, ", ".join(f"{n} {name}" for name, n in report.missing.items())),
         ("duplicates", report.duplicates, "a consumer without an inbox counts them twice"),

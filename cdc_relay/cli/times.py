@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 import click
@@ -48,6 +48,11 @@ def moment(_context: object, parameter: click.Parameter, value: str | None) -> M
         ) from None
     since = (at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH
     return Moment(round(since.total_seconds() * 1e6), ago=False)
+
+
+def utc(us: int) -> datetime:
+    """Microseconds since 1970 as a time."""
+    return _EPOCH + timedelta(microseconds=us)
 
 
 @contextmanager

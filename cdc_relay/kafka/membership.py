@@ -53,6 +53,8 @@ _SETTLING: Final = frozenset(
     )
 )
 _SETTLING_S: Final = 5.0
+# The loop polls ten times a second; what it waits for in the database or in Kafka is shorter.
+_ABSENT_S: Final = 60.0
 
 
 def group_name(relay: str) -> str:
@@ -103,6 +105,10 @@ class Membership:
                 "on_commit": self._committed,
                 "group.id": group_name(settings.name),
                 "session.timeout.ms": session_ms,
+                # Also how long the others wait in a rebalance for a member that is gone and that a
+                # broker, which has loaded the group in the middle of its own start, has no session
+                # of: with librdkafka's five minutes nobody owned the shard for so long.
+                "max.poll.interval.ms": session_ms + int(_ABSENT_S * 1000),
                 # The others learn by their next heartbeat that a member is gone.
                 "heartbeat.interval.ms": max(100, session_ms // 20),
                 # Who joins or leaves interrupts nobody else's stream.
