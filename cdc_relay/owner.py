@@ -254,7 +254,7 @@ class Owner:
             beyond = last.position.is_beyond(end)
             # Too far for a dump without GTIDs is said in its own words, by the source.
             if beyond and (last.position.gtids is not None or not last.position.is_far):
-                why = "its binary logs have begun anew"
+                why = "its binary logs have begun anew, or are those of an older copy"
                 if last.position.server != end.server:
                     why = (
                         f"it is another one ({end.server} instead of {last.position.server}) and "

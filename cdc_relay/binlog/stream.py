@@ -278,18 +278,20 @@ class BinlogSource:
         anything must know the file again."""
         while True:
             before = self.current()
-            born = self._begun(before.file)
+            born, _ = self._file(before.file)
             after = self.current()
             if before.file == after.file and not before.is_beyond(after):
                 return replace(before, born=born)
 
-    def _begun(self, file: str) -> int:
-        """When the server began ``file``, seconds since 1970; 0 where it has no such file."""
+    def _file(self, file: str) -> tuple[int, int]:
+        """When the server began ``file``, seconds since 1970, and its size; zeros where it has no
+        such file."""
         with contextlib.closing(self._control()) as connection:
             with _unavailable(), connection.cursor() as cursor:
                 cursor.execute("SHOW BINARY LOGS")
-                if file not in [row[0] for row in cursor.fetchall()]:
-                    return 0
+                sizes = {str(row[0]): int(row[1]) for row in cursor.fetchall()}
+                if file not in sizes:
+                    return 0, 0
                 cursor.execute("SET @master_binlog_checksum = @@global.binlog_checksum")
                 cursor.execute("SET @source_binlog_checksum = @@global.binlog_checksum")
                 cursor.execute("SET @mariadb_slave_capability = 4")
@@ -299,7 +301,7 @@ class BinlogSource:
                 for _ in range(3):  # a made-up rotate event, the format description
                     event = connection._read_packet().get_all_data()
                     if event[5] == FORMAT_DESCRIPTION:
-                        return int.from_bytes(event[1:5], "little")
+                        return int.from_bytes(event[1:5], "little"), sizes[file]
             raise DecodeError(f"{file}: no format description at its head")
 
     def _load_columns(self) -> list[SchemaColumn]:
@@ -460,7 +462,12 @@ class BinlogSource:
             # GTIDs do not tell: after RESET they are given anew from 1.
             if start.is_beyond(server.position):
                 raise _begun_anew(start, server.position)
-            if start.born and self._begun(start.file) not in (0, start.born):
+            born, size = self._file(start.file)
+            if born and start.born not in (0, born):
+                raise _begun_anew(start)
+            # A copy from before that was put back ends earlier in this file, and goes on in the
+            # next one: the same GTIDs stand for other transactions since.
+            if size and start.offset > size:
                 raise _begun_anew(start)
         if start.gtids is not None and by_gtid:
             if server.flavor == "mariadb":
@@ -773,7 +780,8 @@ class _Watch:
 def _begun_anew(position: Position, end: Position | None = None) -> PositionLostError:
     now = f", they end at {end} now" if end is not None else ""
     return PositionLostError(
-        f"the server's binary logs were begun anew (RESET) after position {position}{now}"
+        "the server's binary logs were begun anew (RESET, or an older copy that was put back) "
+        f"after position {position}{now}"
     )
 
 

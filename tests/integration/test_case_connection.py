@@ -7,6 +7,7 @@ authentication at the first login and TLS with the server's CA: ``test_relay.py`
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -130,6 +131,37 @@ def test_a_log_that_was_reset_before_anything_was_read(own_shop: Harness) -> Non
     assert relay.wait() == 0, relay.text()
     assert "position lost" in relay.text()
     assert ids(shop) == expected
+
+
+def test_an_older_copy_that_was_put_back(own_shop: Harness, own_server: DatabaseServer) -> None:
+    """It was taken of a running server, and goes on in files, and with GTIDs, that the relay has
+    seen with other transactions in them."""
+    shop, data = own_shop, own_server.home / "data"
+    copy = own_server.home / "copy"
+    relay = shop.relay()
+    expected = [shop.ins("a", {"n": n}) for n in range(5)]
+    shop.wait_sent(5)
+    assert relay.terminate() == 0
+    own_server.pause()
+    try:
+        shutil.copytree(data, copy, ignore=shutil.ignore_patterns("*.sock*"))
+    finally:
+        own_server.resume()
+    relay = shop.relay()
+    lost = [shop.ins("a", {"n": n}) for n in range(5, 10)]
+    shop.wait_sent(10)
+    assert relay.terminate() == 0
+    shop.database.close()
+    own_server.kill()
+    shutil.rmtree(data)
+    copy.rename(data)
+    own_server.start()
+    new = [shop.ins("a", {"n": n}) for n in range(20, 40)]
+    relay = shop.spawn("start", "--until-current")
+    assert relay.wait() == 0, relay.text()
+    assert "position lost" in relay.text()
+    assert ids(shop) == [*expected, *lost, *new]
+    assert shop.count(1) == 25
 
 
 @pytest.mark.parametrize("files", [1, 3])
