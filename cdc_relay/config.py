@@ -81,6 +81,7 @@ REFUSED_KAFKA_PROPERTIES: Final[Mapping[str, str]] = {
     "group.protocol": "members join by the classic one, with session_timeout",
     "group.protocol.type": "members join by the classic one, with session_timeout",
     "session.timeout.ms": "set session_timeout instead",
+    "max.poll.interval.ms": "it follows session_timeout; set that instead",
     "heartbeat.interval.ms": "it follows session_timeout; set that instead",
     "partition.assignment.strategy": "who joins or leaves must not interrupt the others' streams",
     "auto.offset.reset": "the relay reads its checkpoints from the position it chooses",

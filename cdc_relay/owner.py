@@ -46,6 +46,8 @@ _STANDBY_POLL_S: Final = 0.1
 _PAUSE_S: Final = 0.5
 _MOST_ANCHORS: Final = 3
 _CATCH_UP_POLL_S: Final = 0.2
+# Between two looks at the checkpoint of the relay at work.
+_LOOK_S: Final = 1.0
 _SAY_S: Final = 5.0
 
 
@@ -74,6 +76,8 @@ class Owner:
         self._source: Source | None = None
         self._written = Written()
         self._anchor_reason = ""
+        self._wanted: Position | None = None
+        self._look_at = 0.0
         self._anchor: Position | None = None
         self._anchors = 0  # one behind the other, from which the stream did not go on
         self.vitals = vitals or Vitals()
@@ -89,7 +93,8 @@ class Owner:
 
     def run(self, *, until_current: bool = False) -> None:
         """Take part in the group until ``stop``; with ``until_current``, until the rows are
-        delivered that were committed before it owned the shard. Raises errors that trying again
+        delivered that were committed before it owned the shard, or, while it stands by, before it
+        was asked: by whoever is at work. Raises errors that trying again
         cannot mend, and ``SinkUnavailableError`` where no broker answers at the start: that may be
         a mistyped address. Later they are waited for."""
         try:
@@ -112,12 +117,32 @@ class Owner:
                         log.info("standing by", name=self._settings.name)
                         self.vitals.role, self.vitals.waiting = "standby", ""
                         standing_by = True
+                    if until_current and standing_by and self._is_done_elsewhere():
+                        log.info("the relay at work has come to where the log ended")
+                        return
                     continue
                 standing_by = False
                 if self._term(membership, until_current) and until_current:
                     return
         finally:
             membership.close()
+
+    def _is_done_elsewhere(self) -> bool:
+        """Whether the relay at work has delivered and marked what was committed when this was asked
+        first. One that polls does not tell."""
+        if time.monotonic() < self._look_at:
+            return False
+        self._look_at = time.monotonic() + _LOOK_S
+        try:
+            if self._wanted is None:
+                self._wanted = self._make_source().current()
+            last = checkpoints.read_last(self._settings, SHARD)
+        except (SinkUnavailableError, SourceUnavailableError) as error:
+            log.warning("waiting", reason=str(error))
+            return False
+        if last is None or last.sweeping or last.owed:
+            return False
+        return last.position.reached(self._wanted)
 
     def _make_topic(self, membership: Membership) -> None:
         """Make the checkpoint topic anew: without it nobody owns anything."""

@@ -205,6 +205,12 @@ def sink_error(error: KafkaError | KafkaException, settings: Settings, doing: st
             "group.min.session.timeout.ms and group.max.session.timeout.ms (by default 6 s and "
             "30 min)"
         )
+    if inner.code() == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+        return SinkError(
+            f"transaction_timeout: Kafka at {settings.kafka_bootstrap} refuses "
+            f"{settings.transaction_timeout:g} s: it is more than the brokers' "
+            "transaction.max.timeout.ms"
+        )
     line = f"Kafka at {settings.kafka_bootstrap}{silent}: {doing}: {text(error)}"
     if final(inner):
         return SinkError(line)

@@ -119,6 +119,22 @@ def check(shop: Harness, *running: Process) -> None:
     assert not last.owed
 
 
+def test_until_current_beside_a_relay_at_work(shop: Harness) -> None:
+    """It ends when the other one has come so far, and leaves that at work."""
+    owner = shop.relay()
+    shop.until(lambda: own(owner))
+    for number in range(50):
+        shop.ins(f"k{number % 5}", {"n": number})
+    drained = shop.run("start", "--until-current", "--http", "off")
+    assert drained.wait() == 0, drained.text()
+    assert shop.count(1) == 50
+    assert drained.logged("standing by")
+    shop.ins("k0", {"n": 50})
+    shop.wait_sent(51)
+    assert owner.terminate() == 0
+    assert len(shop.messages()) == 51
+
+
 def test_two_that_start_at_once_are_one_stream(shop: Harness) -> None:
     with Load(shop, KEYS, pause=0.005, threads=2):
         first, second = shop.spawn("start"), shop.spawn("start")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 
 import pytest
+from confluent_kafka import KafkaError
 
+from cdc_relay.config import load
 from cdc_relay.kafka import client
 
 
@@ -26,3 +28,18 @@ def test_a_failure_that_repeats_with_every_try_is_said_once_in_a_while(
     assert repeats(tries[0])
     assert not repeats(tries[1])
     assert len(repeats._said) == 1  # bounded: what is old is forgotten
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (KafkaError.INVALID_SESSION_TIMEOUT, ("session_timeout", "group.min.session.timeout.ms")),
+        (KafkaError.INVALID_TRANSACTION_TIMEOUT, ("transaction_timeout: ", "15 s", "max.timeout")),
+    ],
+)
+def test_a_time_that_the_brokers_refuse_is_named_by_its_setting(
+    code: int, words: tuple[str, ...]
+) -> None:
+    settings = load(environ={}, flags={"kafka_bootstrap": "b:1"})
+    said = str(client.sink_error(KafkaError(code), settings, "cannot start"))
+    assert all(word in said for word in words), said
