@@ -50,10 +50,10 @@ class GtidSet:
         if _UUID.fullmatch(uuid) is None or not parts:
             raise ValueError(f"{source!r} is not part of a GTID set")
         sid = bytes.fromhex(uuid.replace("-", ""))
-        tag = ""
+        tag = lonely = ""
         for part in parts:
-            if _TAG.fullmatch(part.lower()) and not part.isdigit():
-                tag = part.lower()
+            if _TAG.fullmatch(part.lower()) and not part.isdigit() and not lonely:
+                tag = lonely = part.lower()
                 continue
             match = _INTERVAL.fullmatch(part)
             if match is None:
@@ -62,6 +62,9 @@ class GtidSet:
             if not 1 <= first <= last <= _MAX_GNO:
                 raise ValueError(f"{part!r} is not an interval of a GTID set")
             self.add_range(sid, tag, first, last + 1)
+            lonely = ""
+        if lonely:
+            raise ValueError(f"tag {lonely!r} of a GTID set has no interval")
 
     def add_range(self, sid: bytes, tag: str, first: int, stop: int) -> None:
         """Add the transactions ``first`` to ``stop - 1`` of a source. Amortised constant when

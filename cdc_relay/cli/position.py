@@ -19,7 +19,7 @@ from cdc_relay.kafka import checkpoints
 from cdc_relay.kafka.checkpoints import Checkpoint, UnreadableCheckpointError
 from cdc_relay.kafka.owed import NOTHING_OWED
 from cdc_relay.owner import SHARD, write_checkpoint
-from cdc_relay.position import Position, file_number
+from cdc_relay.position import GtidSet, MariaGtidPosition, Position, file_number
 
 
 @click.group("position", help="Show or set the position from which the relay goes on.")
@@ -50,7 +50,10 @@ def show(settings: Settings, as_json: bool) -> None:
 )
 @settings_options("delivery", "transaction_timeout", "session_timeout", *DATABASE, *KAFKA, *LOGGING)
 @click.option("--current", is_flag=True, help="The end of the server's binlog now.")
-@click.option("--gtids", help="After these transactions (MySQL GTID set, MariaDB GTID position).")
+@click.option(
+    "--gtids",
+    help="Behind these transactions (MySQL GTID set, MariaDB GTID position); '': before all.",
+)
 @click.option("--file", "file", help="Binlog file; with --offset, where GTIDs are off.")
 @click.option("--offset", type=click.IntRange(4), help="Offset of a transaction's start in it.")
 def set_(
@@ -84,7 +87,17 @@ def set_(
             anchor="position set by hand",
         ),
     )
-    click.echo(f"position set to {position}")
+    click.echo(f"position set {_place(position, by_gtids=gtids is not None)}")
+
+
+def _place(position: Position, *, by_gtids: bool) -> str:
+    """Where a position is, in words: by a set of transactions it has nothing to do with the file
+    and offset that stand beside it."""
+    if not by_gtids:
+        return f"to {position}"
+    if position.gtids:
+        return f"behind {position.gtids}"
+    return "to the very beginning: before every transaction (an empty set of GTIDs)"
 
 
 def _last(settings: Settings) -> Checkpoint | None:
@@ -108,7 +121,11 @@ def _wanted(
     if gtids is not None:
         if end.gtids is None:
             raise ConfigError("--gtids: the server keeps no GTIDs; give --file and --offset")
-        return end.at(end.file, end.offset, gtids)
+        read = GtidSet if end.flavor == "mysql" else MariaGtidPosition
+        try:
+            return end.at(end.file, end.offset, str(read(gtids)))
+        except ValueError as error:
+            raise ConfigError(f"--gtids: {error}") from None
     # Without a set of GTIDs the dump starts at the offset, on any server.
     return end.at(file or "", offset or 0, None)
 
@@ -117,11 +134,7 @@ def _check(connection: Any, position: Position, end: Position) -> None:
     """Raise for what cannot be a position of this server; that it can be served from there is the
     server's to say."""
     if position.gtids is not None:
-        try:
-            executed = end.reached(position)
-        except ValueError as error:
-            raise ConfigError(f"--gtids: {error}") from None
-        if not executed:
+        if not end.reached(position):
             raise ConfigError("--gtids: the server has not executed all of these transactions")
     else:
         with connection.cursor() as cursor:

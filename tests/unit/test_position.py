@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc_relay.cli.position import _place, _wanted
+from cdc_relay.errors import ConfigError
 from cdc_relay.position import Flavor, GtidSet, MariaGtidPosition, Position, file_number
 
 A = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
@@ -58,6 +60,7 @@ def test_a_set_is_added_to_another() -> None:
     [
         "x", A, f"{A}:", f"{A}:0", f"{A}:5-3", f"{A}:a-b", f"{A}:-1", f"{A}:1-", f"{A}:1--2",
         f"{A[:-1]}:1", f"{A}:1,{B}", f"{A}:9223372036854775808", f"{A}:{'t' * 33}:1", "0-1-2",
+        f"{A}:tag", f"{A}:1-12:x", f"{A}:1:x,{B}:1", f"{A}:x:y:1",
     ],
 )  # fmt: skip
 def test_what_is_not_a_set_is_refused(text: str) -> None:
@@ -305,3 +308,27 @@ def test_a_position_that_is_none(change: dict[str, Any]) -> None:
     stored = Position("mysql", A, "binlog.000001", 500, f"{A}:1-50").to_json() | change
     with pytest.raises((ValueError, AttributeError)):
         Position.from_json(stored)
+
+
+@pytest.mark.parametrize(
+    ("flavor", "gtids", "said"),
+    [
+        ("mysql", "", "to the very beginning: before every transaction (an empty set of GTIDs)"),
+        ("mysql", " , ", "to the very beginning: before every transaction (an empty set of GTIDs)"),
+        ("mysql", f"{A.upper()}:1-5,\n{A}:6", f"behind {A}:1-6"),
+        ("mariadb", "", "to the very beginning: before every transaction (an empty set of GTIDs)"),
+        ("mariadb", "0-1-7, 3-1-4", "behind 0-1-7,3-1-4"),
+    ],
+)
+def test_a_position_by_gtids_is_not_said_to_be_where_the_log_ends(
+    flavor: Flavor, gtids: str, said: str
+) -> None:
+    end = Position(flavor, "s", "binlog.000001", 461546, f"{A}:1-9" if flavor == "mysql" else "")
+    assert _place(_wanted(end, False, gtids, None, None), by_gtids=True) == said
+    assert _place(end, by_gtids=False).startswith("to binlog.000001:461546")
+
+
+def test_what_is_no_set_of_gtids_is_refused_with_one_line() -> None:
+    end = Position("mysql", "s", "binlog.000001", 461546, f"{A}:1-12")
+    with pytest.raises(ConfigError, match=r"^--gtids: tag 'x' of a GTID set has no interval$"):
+        _wanted(end, False, f"{A}:1-12:x", None, None)
