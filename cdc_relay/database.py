@@ -30,6 +30,7 @@ from cdc_relay.config import Settings
 from cdc_relay.errors import (
     ChangedTableError,
     ConfigError,
+    LockedError,
     SourceError,
     SourceUnavailableError,
 )
@@ -39,7 +40,10 @@ from cdc_relay.router import ValueKind
 _CONNECT_TIMEOUT_S: Final = 10
 # Long enough for a count over a large table; short enough that a dead link is noticed.
 _READ_TIMEOUT_S: Final = 120
-_LOCK_WAIT_S: Final = 5
+# Short, so that who can pass over a locked row learns of it soon; others wait again.
+_LOCK_WAIT_S: Final = 1
+# In all, for a lock that others hold.
+_LOCK_PATIENCE_S: Final = 25.0
 _NO_LIMIT: Final = 2**64 - 1
 # From 2.0.43 on SQLAlchemy can leave out the rollback of a connection in autocommit.
 _NO_ROLLBACK: Final[dict[str, Any]] = (
@@ -263,7 +267,10 @@ _NO_SUCH_TABLE: Final = (1146, 1932)
 _NOT_AS_IT_WAS: Final = (1054, 1176)  # no such column, no such index
 _MISSING_GRANT: Final = (1044, 1142, 1143, 1227, 1370)
 _TLS_FAILED: Final = 2026
-_LOCKED: Final = (1205, 1213)
+_DEADLOCK: Final = 1213
+_LOCKED: Final = (1205, _DEADLOCK)
+# Times that a transaction may be the victim.
+_DEADLOCKS: Final = 5
 # Too many connections, shutting down, read-only (a failover under way), killed, lost.
 _UNAVAILABLE: Final = (
     *(0, 1040, 1053, 1077, 1079, 1129, 1152, 1158, 1159, 1160, 1161, 1203, 1226, 1290, 1317),
@@ -346,7 +353,7 @@ def explain(error: Exception, url: URL, made_by: str = "cdc-relay init") -> Sour
     if code == _TLS_FAILED:
         return SourceError(f"{server} offers no TLS as asked: {message}")
     if code in _LOCKED:
-        return SourceUnavailableError(f"{server}: other sessions hold the rows: {message}")
+        return LockedError(f"{server}: other sessions hold the rows: {message}")
     if code in _UNAVAILABLE:
         silent = code in _NO_ANSWER or 2000 <= code < 3000
         what = "does not answer" if silent else "cannot do it now"
@@ -372,20 +379,27 @@ def _line(text: object) -> str:
     return " ".join(str(text).split())
 
 
-def retry_locked(action: Callable[[], _T], tries: int = 5) -> _T:
-    """Run ``action`` again when InnoDB chose it as the victim of a deadlock or it waited too long
-    for a lock; both rolled it back, so it must be one transaction. Anything else, and the last
-    try's error, is raised as it came. (Four lines do not need a retry library.)
+def retry_locked(action: Callable[[], _T], *, waits: bool = True) -> _T:
+    """Run ``action`` again when InnoDB chose it as the victim of a deadlock, up to five times, or
+    it waited too long for a lock, for 25 seconds in all (once, where ``waits`` is false). Both
+    rolled it back, so it must be one transaction. Anything else, and the last try's error, is
+    raised as it came. (A few lines do not need a retry library.)
     """
-    for attempt in range(1, tries):
+    give_up_at = time.monotonic() + (_LOCK_PATIENCE_S if waits else 0.0)
+    tries = deadlocks = 0
+    while True:
         try:
             return action()
         except exc.DBAPIError as error:
-            if error.orig is None or error.orig.args[:1] not in ((1205,), (1213,)):
+            code = error.orig.args[0] if error.orig is not None and error.orig.args else None
+            deadlocks += code == _DEADLOCK
+            if code not in _LOCKED or deadlocks == _DEADLOCKS:
                 raise
+            if code != _DEADLOCK and time.monotonic() >= give_up_at:
+                raise
+        tries += 1
         # Spread the rivals, or they meet again: up to 50, 100, 200, 400 ms.
-        time.sleep(random.uniform(0, 0.025 * 2**attempt))
-    return action()
+        time.sleep(random.uniform(0, 0.025 * 2 ** min(tries, 4)))
 
 
 # --- the table ------------------------------------------------------------------------------

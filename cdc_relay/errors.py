@@ -47,6 +47,10 @@ class ReplicaBehindError(SourceUnavailableError):
     replica that took over, perhaps, and is still applying."""
 
 
+class LockedError(SourceUnavailableError):
+    """Other sessions hold rows that a statement needs, for longer than it waits."""
+
+
 class ChangedTableError(SourceError):
     """A statement names a column or an index that the table does not have: it had when it was
     looked at."""

@@ -489,13 +489,20 @@ class Relay:
     # --- rows that need the table ----------------------------------------------------------------
 
     def _heal(self, start: Checkpoint) -> None:
-        """Mark what the predecessor, or a compensator's pass, had delivered and not marked."""
+        """Mark what the predecessor, or a compensator's pass, had delivered and not marked. Rows
+        that others hold are ours to mark from here on."""
         if not start.owed or not self._marks:
             return
-        marked = self._patiently(lambda: heal(self._store, start.owed))
-        self.counters.marked += marked
+        healed = self._patiently(lambda: heal(self._store, start.owed))
+        self.counters.marked += healed.done
+        self._marker.adopt(healed.locked)
         faults.point("healed")
-        log.info("marks of the last run healed", owed=len(start.owed), marked=marked)
+        log.info(
+            "marks of the last run healed",
+            owed=len(start.owed),
+            marked=healed.done,
+            locked=len(healed.locked),
+        )
 
     def _fence_pass(self) -> None:
         """From here on a pass commits nothing that it began before. What it has sent is marked,

@@ -1,8 +1,9 @@
 """All SQL on the outbox table except the INSERT: mark, scan, park, count.
 
-Every statement is a transaction of its own (the engine is in autocommit), so no method leaves a
-transaction, a lock or a read view behind. Ages and retry times are measured by the database's
-clock, in UTC. Errors are ``SourceError`` and ``SourceUnavailableError``, one line each.
+Every statement is a transaction of its own (the engine is in autocommit; the two that mark around
+locked rows are one), so no method leaves a transaction, a lock or a read view behind. Ages and
+retry times are measured by the database's clock, in UTC. Errors are ``SourceError`` and
+``SourceUnavailableError``, one line each.
 """
 
 from __future__ import annotations
@@ -13,19 +14,35 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
+import structlog
 from sqlalchemy import Connection, Engine
 
 from cdc_relay.database import TableShape, connected, database_errors, retry_locked, streamed
-from cdc_relay.errors import ChangedTableError, SourceUnavailableError
+from cdc_relay.errors import (
+    ChangedTableError,
+    LockedError,
+    SourceError,
+    SourceUnavailableError,
+)
 from cdc_relay.outbox import DEAD, PENDING, SENT, OutboxEvent, marked_columns
 from cdc_relay.position import Position
 from cdc_relay.server import current_position
+
+log: Any = structlog.get_logger(__name__)
 
 # Waiting times after the first, second, … failure; the last one repeats.
 RETRY_LADDER_S: Final = (1, 5, 30, 120, 900, 3600, 21600)
 
 # One UPDATE of this many rows is about 250 kB of SQL, far below any max_allowed_packet.
 _MARK_ROWS: Final = 5000
+
+# Of rows some of which others hold: what cannot be told apart within a statement is little.
+_AROUND_ROWS: Final = 500
+# What a lock is asked for with, so that locked rows are left out instead of waited for.
+_AROUND: Final = "FOR UPDATE SKIP LOCKED"
+
+# A row whose mark is owed, beside its id.
+_OWED: Final = f" AND event_id IN %s AND status = {PENDING}"
 
 # What one read of whole rows aims at; twice as much ends it. A single row may be larger.
 _READ_BYTES: Final = 8 * 1024 * 1024
@@ -95,6 +112,15 @@ class HeldRow(NamedTuple):
     status: int
     due_in_s: float
     """Seconds until its next try; 0 when it may be sent now."""
+
+
+class Marked(NamedTuple):
+    """What became of rows that were to be marked."""
+
+    done: int
+    """Marked now. Others need no mark: they are not pending any more, or gone."""
+    locked: list[tuple[int, str]]
+    """(id, event_id) of those that other sessions hold. Their marks are still owed."""
 
 
 class Failure(NamedTuple):
@@ -177,6 +203,7 @@ class Store:
         self._mark = mark
         self._tell = tell
         self._rows_at_once = _FIRST_ROWS
+        self._goes_around = True  # until the server refuses
         self._work_by(shape)
 
     def _work_by(self, shape: TableShape) -> None:
@@ -194,31 +221,101 @@ class Store:
             f" SET status = {SENT}{sent_at}, updated_at = UTC_TIMESTAMP(6)"
         )
         self._mark_head = change + " WHERE id IN ("
-        self._mark_tail = f") AND event_id IN %s AND status = {PENDING}"
+        self._mark_tail = ")" + _OWED
 
     @property
     def name(self) -> str:
         """The table as ``schema.table``."""
         return f"{self._shape.schema}.{self._shape.table}"
 
-    def mark_sent(self, rows: Sequence[tuple[int, str]]) -> int:
+    def mark_sent(self, rows: Sequence[tuple[int, str]], *, around: bool = False) -> Marked:
         """Mark the pending rows among ``rows``, (id, event_id) each, as sent (or delete them, as
-        ``mark`` says); return how many.
+        ``mark`` says).
 
         One UPDATE, one transaction, for up to 5,000 rows; more are split. A row is known by id
         and event_id together, so an id that was given out again after TRUNCATE is left alone.
-        Rows that are no longer pending, or gone, are passed over. Deadlocks and lock waits are
-        tried again. Rows marked before an error stay marked: calling again is safe.
+        Rows that are no longer pending, or gone, are passed over. Deadlocks are tried again. Rows
+        that others hold are passed over as well and returned: once a lock was waited for, for a
+        second, or at once where ``around`` says that such are to be expected. (A server that
+        cannot leave them out has their locks waited for.) Rows marked before an error stay marked:
+        calling again is safe.
         """
         ordered = sorted(rows)
-        marked = 0
-        for start in range(0, len(ordered), _MARK_ROWS):
-            part = ordered[start : start + _MARK_ROWS]
-            # Numbers go into the text as they are; the driver escapes the list of event ids.
-            ids = ",".join([str(int(row_id)) for row_id, _ in part])
-            sql = self._mark_head + ids + self._mark_tail
-            marked += self._update(sql, ([event_id for _, event_id in part],))
-        return marked
+        done, locked = 0, list[tuple[int, str]]()
+        start = 0
+        while start < len(ordered):
+            around = around and self._goes_around
+            part = ordered[start : start + (_AROUND_ROWS if around else _MARK_ROWS)]
+            try:
+                found = self._mark_around(part) if around else self._mark_all(part)
+            except LockedError:
+                if not self._goes_around:
+                    raise
+                around = True
+                continue
+            done += found.done
+            locked += found.locked
+            start += len(part)
+        return Marked(done, locked)
+
+    def _mark_all(self, rows: Sequence[tuple[int, str]]) -> Marked:
+        """Mark ``rows`` in one statement, or raise ``LockedError``."""
+        return Marked(self._update(*self._mark_these(rows), waits=not self._goes_around), [])
+
+    def _mark_around(self, rows: Sequence[tuple[int, str]]) -> Marked:
+        """Mark those of ``rows`` that nobody else holds; all of them, where the server turns out
+        not to be able to leave out locked rows.
+
+        They are locked by the primary key and then marked in one transaction. It may still meet a
+        lock, on an index entry or on a gap that an entry is to go into: nothing is marked then.
+        """
+        by_key = f"{self._table}{self._shape.force_index('id')} WHERE id IN ({_numbers(rows)})"
+        free_sql = self._sql(f"SELECT id FROM {by_key} {_AROUND}")
+
+        def once() -> tuple[int, set[int]]:
+            with self._engine.connect() as connection:
+                connection.execution_options(isolation_level="READ COMMITTED")
+                with connection.begin():
+                    free = {row[0] for row in connection.exec_driver_sql(free_sql, ())}
+                    found = [row for row in rows if row[0] in free]
+                    if not found:
+                        return 0, free
+                    sql, parameters = self._mark_these(found)
+                    return connection.exec_driver_sql(self._sql(sql), parameters).rowcount, free
+
+        try:
+            with self._noticing_changes(), database_errors(self._engine.url):
+                done, free = retry_locked(once, waits=False)
+        except LockedError:
+            return Marked(0, list(rows))
+        except SourceUnavailableError:
+            raise
+        except SourceError as error:
+            self._goes_around = False
+            log.warning("marks cannot pass over locked rows", reason=str(error))
+            return self._mark_all(rows)
+        return Marked(done, self._still_pending([row for row in rows if row[0] not in free]))
+
+    def _mark_these(self, rows: Sequence[tuple[int, str]]) -> tuple[str, tuple[object, ...]]:
+        """The statement that marks ``rows``, and its parameters."""
+        # Numbers go into the text as they are; the driver escapes the list of event ids.
+        sql = self._mark_head + _numbers(rows) + self._mark_tail
+        return sql, ([event_id for _, event_id in rows],)
+
+    def _still_pending(self, rows: list[tuple[int, str]]) -> list[tuple[int, str]]:
+        """Those of ``rows`` that are pending for anybody. What is not committed counts either way:
+        a row that others have inserted and not committed, and one that they may yet not delete."""
+        if not rows:
+            return rows
+        sql = (
+            f"SELECT id FROM {self._table}{self._shape.force_index('id')}"
+            f" WHERE id IN ({_numbers(rows)}){_OWED}"
+        )
+        event_ids = ([event_id for _, event_id in rows],)
+        # In this order: a row that becomes visible in between is seen by the second.
+        there = {row[0] for row in self._read(sql, event_ids, uncommitted=True)}
+        there |= {row[0] for row in self._read(sql, event_ids)}
+        return [row for row in rows if row[0] in there]
 
     def check_update(self) -> None:
         """Raise ``SourceError`` where sent and failed rows could not be written down: found out
@@ -795,7 +892,7 @@ class Store:
                 connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
             return list(connection.exec_driver_sql(self._sql(sql), parameters).all())
 
-    def _update(self, sql: str, parameters: tuple[object, ...]) -> int:
+    def _update(self, sql: str, parameters: tuple[object, ...], *, waits: bool = True) -> int:
         sql = self._sql(sql)
 
         def once() -> int:
@@ -803,7 +900,7 @@ class Store:
                 return connection.exec_driver_sql(sql, parameters).rowcount
 
         with self._noticing_changes(), database_errors(self._engine.url):
-            return retry_locked(once)
+            return retry_locked(once, waits=waits)
 
     @contextmanager
     def _noticing_changes(self) -> Iterator[None]:
@@ -911,6 +1008,11 @@ def _among(closed: set[tuple[str, str | None]], aggregate: Aggregate) -> bool:
 def _which(event_ids: Sequence[str] | None) -> tuple[str, tuple[object, ...]]:
     """A condition on event ids and its parameters; none where all rows are meant."""
     return ("", ()) if event_ids is None else (" AND event_id IN %s", (list(event_ids),))
+
+
+def _numbers(rows: Sequence[tuple[int, str]]) -> str:
+    """The ids of rows as a text for IN (...)."""
+    return ",".join([str(int(row_id)) for row_id, _ in rows])
 
 
 def _lists(ids: Sequence[int]) -> Iterator[str]:

@@ -159,6 +159,8 @@ class Compensator:
         if not self._store.newest_pending(self._older_than_s):
             return
         self._coordination.begin(scan)
+        if self._coordination.locked:
+            self._ready_marker().adopt(self._coordination.locked)
         log.info("pass begins", relay=self._coordination.relay)
         for round_ in self._rounds(scan):
             self._send(round_, scan)

@@ -57,6 +57,9 @@ class Coordination(Protocol):
 
     relay: Relay | None
     healed: int
+    locked: list[tuple[int, str]]
+    """Rows, (id, event_id) each, that an earlier pass or a dead relay had sent and that could not
+    be marked in ``begin``, because others hold them: to be marked, and not to be sent."""
     checkpoint: Checkpoint | None
     why_left: str
     """Why the relay was left alone with rows last."""
@@ -112,12 +115,14 @@ class WithRelay:
         self.checkpoint: Checkpoint | None = None
         self.why_left = ""
         self.healed = 0
+        self.locked: list[tuple[int, str]] = []
 
     # --- the beginning of a pass -----------------------------------------------------------------
 
     def begin(self, scan: PendingScan) -> None:
         """Start a pass. Afterwards no earlier pass, and no relay that is not alive, can commit
-        anything, and what they have sent is marked."""
+        anything, and what they have sent is marked, or ``locked``."""
+        self.locked = []
         self._expect(self._settings.send_timeout)
         if self._sink is None:
             self._sink = traced(self._open(), self._spans)
@@ -193,9 +198,15 @@ class WithRelay:
 
     def _heal(self, last: Checkpoint) -> None:
         healed = heal(self._store, last.owed)
-        self.healed += healed
-        if healed:
-            log.info("marks healed", owed=len(last.owed), marked=healed)
+        self.healed += healed.done
+        self.locked += healed.locked
+        if healed.done or healed.locked:
+            log.info(
+                "marks healed",
+                owed=len(last.owed),
+                marked=healed.done,
+                locked=len(healed.locked),
+            )
 
     # --- what may be sent ------------------------------------------------------------------------
 

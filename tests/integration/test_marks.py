@@ -1,4 +1,5 @@
-"""What the relay's own UPDATEs look like to another reader of the same binlog."""
+"""The relay's own UPDATEs: what they look like to another reader of the same binlog, and what they
+do about rows that others hold."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.row_event import UpdateRowsEvent
 
 from cdc_relay.binlog.stream import random_server_id
+from tests.support import sql
 from tests.support.harness import Harness
 from tests.support.sql import Database
 
@@ -136,3 +138,41 @@ def test_other_marks_write_no_updates(mysql_shop: Harness, mark: str) -> None:
         assert not ours
     finally:
         reader.close()
+
+
+def test_rows_that_others_hold_delay_no_marks_but_their_own(shop: Harness) -> None:
+    """One row and a range of others are held all the time. Far more rows than may be owed are sent
+    and marked meanwhile, also by a successor after a kill; nothing is sent twice."""
+
+    def add(count: int) -> None:
+        for _ in range(count // 500):
+            values = [sql.row(f"k{number % 50}", number) for number in range(500)]
+            shop.database.sql(*sql.insert(shop.table, values))
+
+    add(500)
+    held = 1 + 100
+    with shop.database.connect() as holder, holder.cursor() as cursor:
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")  # no row beyond
+        cursor.execute(
+            f"SELECT id FROM {shop.table} WHERE id = 3 OR id BETWEEN 101 AND 200 FOR UPDATE"
+        )
+        ids = {row_id for (row_id,) in cursor.fetchall()}
+        relay = shop.relay(QUEUE_ROWS="1000")
+        add(3000)
+        shop.until(lambda: shop.count(1) == 3500 - held)
+        last = shop.checkpoint()
+        assert last is not None
+        assert ids <= {row_id for row_id, _ in last.owed}
+        relay.kill()
+        add(500)
+        relay = shop.relay(QUEUE_ROWS="1000")
+        add(1500)
+        shop.until(lambda: shop.count(1) == 5500 - held)
+        holder.rollback()
+    shop.wait_all_sent()
+    assert relay.terminate() == 0, relay.text()
+    last = shop.checkpoint()
+    assert last is not None
+    assert not last.owed
+    sent = [message.event_id for message in shop.messages()]
+    assert len(sent) == len(set(sent)) == 5500

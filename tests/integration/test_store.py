@@ -87,7 +87,7 @@ def test_marks_wait_for_no_row_that_they_do_not_want(
     store = make_store(mark=mark)
     with closing(database.connect()) as other, other.cursor() as cursor:
         cursor.execute(INSERT.format(table="outbox_event"), row("open", {}))
-        assert store.mark_sent(rows) == 30
+        assert store.mark_sent(rows).done == 30
 
 
 def scanned(store: Store, older_than_s: float = 0, limit: int = 2) -> list[str]:
@@ -105,10 +105,10 @@ def event(store: Store, row_id: int) -> PendingEvent:
 
 def test_mark_sent(database: Database, store: Store) -> None:
     rows = insert(database, "a", "b", "c")
-    assert store.mark_sent([rows[2], rows[0]]) == 2
-    assert store.mark_sent(rows) == 1
-    assert store.mark_sent([]) == 0
-    assert store.mark_sent([(999, "unknown")]) == 0
+    assert store.mark_sent([rows[2], rows[0]]).done == 2
+    assert store.mark_sent(rows).done == 1
+    assert store.mark_sent([]).done == 0
+    assert store.mark_sent([(999, "unknown")]).done == 0
     assert database.sql(
         "SELECT COUNT(*), MAX(ABS(TIMESTAMPDIFF(SECOND, sent_at, UTC_TIMESTAMP(6)))) < 10,"
         " MIN(sent_at = updated_at) FROM outbox_event WHERE status = 1"
@@ -120,14 +120,14 @@ def test_an_id_given_out_again_is_not_marked(database: Database, store: Store) -
     database.sql("TRUNCATE TABLE outbox_event")
     after = insert(database, "a", "b")
     assert [row_id for row_id, _ in before] == [row_id for row_id, _ in after]
-    assert store.mark_sent(before) == 0
-    assert store.mark_sent(after) == 2
+    assert store.mark_sent(before).done == 0
+    assert store.mark_sent(after).done == 2
 
 
 def test_dead_rows_stay_dead(database: Database, store: Store) -> None:
     rows = insert(database, "a")
     database.sql("UPDATE outbox_event SET status = 2")
-    assert store.mark_sent(rows) == 0
+    assert store.mark_sent(rows).done == 0
 
 
 def test_mark_sent_of_more_rows_than_one_statement_takes(database: Database, store: Store) -> None:
@@ -138,7 +138,7 @@ def test_mark_sent_of_more_rows_than_one_statement_takes(database: Database, sto
     connection.commit()
     connection.close()
     found = database.sql("SELECT id, event_id FROM outbox_event")
-    assert store.mark_sent([(row_id, event_id) for row_id, event_id in found]) == 5100
+    assert store.mark_sent([(row_id, event_id) for row_id, event_id in found]).done == 5100
 
 
 def test_two_markers_do_not_deadlock(database: Database, store: Store) -> None:
@@ -146,7 +146,7 @@ def test_two_markers_do_not_deadlock(database: Database, store: Store) -> None:
     marked: list[int] = []
 
     def mark(part: list[tuple[int, str]]) -> None:
-        marked.append(sum(store.mark_sent(part) for _ in range(20)))
+        marked.append(sum(store.mark_sent(part).done for _ in range(20)))
 
     threads = [threading.Thread(target=mark, args=(part,)) for part in (rows, rows[::-1])]
     for thread in threads:
@@ -156,15 +156,58 @@ def test_two_markers_do_not_deadlock(database: Database, store: Store) -> None:
     assert sum(marked) == 10
 
 
-def test_locked_rows_are_waited_for(database: Database, store: Store) -> None:
-    """Another session's lock outlasts one lock wait; the retry marks the row."""
+@pytest.mark.parametrize("mark", ["update", "delete"])
+def test_locked_rows_are_passed_over_and_named(
+    database: Database, make_store: Callable[..., Store], mark: str
+) -> None:
+    """Rows that others hold, those they have inserted or deleted and not committed among them, are
+    still owed; rows that are gone, or marked, are not."""
+    database.create_outbox()
+    rows = insert(database, *"abcdef")
+    store = make_store(mark=mark)
+    ids = [row_id for row_id, _ in rows]
+    database.sql("DELETE FROM outbox_event WHERE id = %s", (ids[0],))
+    database.sql("UPDATE outbox_event SET status = 1 WHERE id = %s", (ids[1],))
+    with closing(database.connect()) as other, other.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM outbox_event WHERE id = %s FOR UPDATE", (ids[2],))
+        cursor.execute("DELETE FROM outbox_event WHERE id = %s", (ids[3],))
+        cursor.execute(INSERT.format(table="outbox_event"), row("g", {}, event_id="not-yet"))
+        unseen = (cursor.lastrowid, "not-yet")
+        wanted = [*rows, unseen, (10**9, "unknown"), (ids[4], "another event of this id")]
+        assert store.mark_sent(wanted) == (2, [rows[2], rows[3], unseen])
+        assert store.mark_sent(wanted, around=True) == (0, [rows[2], rows[3], unseen])
+        cursor.execute("COMMIT")
+    assert store.mark_sent(wanted, around=True) == (2, [])
+    # What was used for it is as it was: the next statement is a transaction of its own.
+    assert insert(database, "h")[0] in store.pending([unseen[0] + 1])
+    assert store.mark_sent([(unseen[0] + 1, "unknown")]) == (0, [])
+
+
+def test_a_lock_on_an_index_entry_delays_what_is_marked_with_it(
+    database: Database, store: Store
+) -> None:
+    """Where a gap is locked into which an entry of the status index would go, nothing is marked,
+    and it is said so."""
+    rows = insert(database, *"abc")
+    database.sql("UPDATE outbox_event SET status = 1 WHERE id = %s", (rows[0][0],))
+    with closing(database.connect()) as other, other.cursor() as cursor:
+        cursor.execute("SELECT id FROM outbox_event WHERE status = 1 LOCK IN SHARE MODE")
+        assert store.mark_sent(rows[1:]) == (0, rows[1:])
+    assert store.mark_sent(rows[1:]) == (2, [])
+
+
+def test_a_server_that_cannot_leave_out_locked_rows_has_them_waited_for(
+    database: Database, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock outlasts one lock wait, and the look around as well."""
+    monkeypatch.setattr("cdc_relay.store._AROUND", "FOR UPDATE SKIP WHATEVER")
     rows = insert(database, "a")
     blocker = database.connect()
     with blocker.cursor() as cursor:
         cursor.execute("SELECT 1 FROM outbox_event WHERE id = %s FOR UPDATE", (rows[0][0],))
-    timer = threading.Timer(6.5, blocker.commit)
+    timer = threading.Timer(2.5, blocker.commit)
     timer.start()
-    assert store.mark_sent(rows) == 1
+    assert store.mark_sent(rows) == (1, [])
     timer.join()
     blocker.close()
 
@@ -634,7 +677,7 @@ def test_a_table_with_only_the_required_columns(
     database.sql("UPDATE outbox_event SET retry_count = 3 WHERE id = %s", (first.id,))
     assert store.record_failure(first, 3, "refused") == Failure("retry", 4, 120)
     assert scanned(store) == ["b"]
-    assert store.mark_sent([(p.event.id, p.event.event_id) for p in batch[1:2]]) == 1
+    assert store.mark_sent([(p.event.id, p.event.event_id) for p in batch[1:2]]).done == 1
     counts = store.counts()
     assert (counts.pending, counts.failing, counts.sent, counts.dead) == (2, 1, 1, 0)
 
@@ -823,7 +866,7 @@ def test_indexes_that_the_server_must_not_use_are_not_asked_for(
         row_id for row_id, _ in rows
     ]
     store.record_failure(batches[0][0].event, 0, "refused")
-    assert store.mark_sent(rows[1:]) == 2
+    assert store.mark_sent(rows[1:]).done == 2
 
 
 def test_columns_and_indexes_that_are_dropped_meanwhile(

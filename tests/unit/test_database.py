@@ -24,6 +24,7 @@ from cdc_relay.database import (
 from cdc_relay.errors import (
     ChangedTableError,
     ConfigError,
+    LockedError,
     SourceError,
     SourceUnavailableError,
 )
@@ -229,7 +230,7 @@ ERRORS: list[tuple[Exception, type[SourceError], str]] = [
     (pymysql.err.OperationalError(2006, "gone"), SourceUnavailableError, "does not answer: gone"),
     (pymysql.err.OperationalError(2013, "lost"), SourceUnavailableError, "does not answer: lost"),
     (pymysql.err.InterfaceError(0, ""), SourceUnavailableError, "connection lost"),
-    (pymysql.err.OperationalError(1213, "Deadlock"), SourceUnavailableError, "hold the rows"),
+    (pymysql.err.OperationalError(1213, "Deadlock"), LockedError, "hold the rows"),
     (
         pymysql.err.OperationalError(1290, "--read-only"),
         SourceUnavailableError,
@@ -295,6 +296,18 @@ def test_locks_are_tried_again(code: int) -> None:
         return "done"
 
     assert retry_locked(action) == "done"
+
+
+def test_who_does_not_wait_for_locks_is_told_at_once() -> None:
+    calls = []
+
+    def action() -> None:
+        calls.append(len(calls))
+        raise deadlock(1205 if len(calls) == 3 else 1213)
+
+    with pytest.raises(exc.DBAPIError, match="1205"):
+        retry_locked(action, waits=False)
+    assert len(calls) == 3
 
 
 def test_retries_end_and_other_errors_are_not_retried() -> None:

@@ -16,7 +16,7 @@ from cdc_relay.kafka.sink import FencedError
 from cdc_relay.kafka.topics import Refusal
 from cdc_relay.outbox import OutboxEvent
 from cdc_relay.router import Record, Router
-from cdc_relay.store import Failure, PendingEvent, PendingScan, ScannedRow
+from cdc_relay.store import Failure, Marked, PendingEvent, PendingScan, ScannedRow
 from fallback.compensator import Compensator
 from fallback.coordination import Relay
 
@@ -43,6 +43,7 @@ class FakeStore:
         self.max_tries = 10
         self.down = False
         self.marks: list[int] = []
+        self.locked: set[int] = set()
 
     def scan(self, older_than_s: float, limit: int) -> PendingScan:
         return PendingScan(self, older_than_s, limit)  # type: ignore[arg-type]
@@ -72,14 +73,16 @@ class FakeStore:
         ]
         return found, ids[most:]
 
-    def mark_sent(self, rows: Sequence[tuple[int, str]]) -> int:
+    def mark_sent(self, rows: Sequence[tuple[int, str]], *, around: bool = False) -> Marked:
         if self.down:
             raise SourceError("no grant")
         self.marks.append(len(rows))
         pending = [r for r in self.rows if (r.id, r.event_id) in rows and r.status == 0]
+        held = [(r.id, r.event_id) for r in pending if r.id in self.locked]
+        pending = [r for r in pending if r.id not in self.locked]
         for row in pending:
             row.status = 1
-        return len(pending)
+        return Marked(len(pending), held)
 
     def record_failure(self, event: OutboxEvent, retry_count: int, _reason: str) -> Failure:
         row = self.rows[event.id - 1]
@@ -111,6 +114,7 @@ class FakeCoordination:
     begun: int = 0
     closed: int = 0
     healed: int = 0
+    locked: list[tuple[int, str]] = field(default_factory=list)
     checkpoint: Checkpoint | None = None
     why_left: str = "the relay is behind"
     owed: list[list[int]] = field(default_factory=list)
@@ -322,6 +326,25 @@ def test_owed_marks_stand_in_each_delivery_and_none_at_the_end() -> None:
     assert sink.owed[0] == [1]
     assert 2 in sink.owed[1]
     assert sink.owed[-1] == []
+
+
+def test_what_others_hold_is_not_sent_again_and_stays_owed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of an earlier pass: it was sent, and could not be marked at the beginning of this one."""
+    monkeypatch.setattr("cdc_relay.marker._PAUSE_S", 0.01)
+    store, sink = FakeStore("abcd"), FakeCoordination(locked=[(2, "e-2")])
+    store.locked = {2, 3}
+    done = compensator(store, sink)
+    free = threading.Timer(0.3, store.locked.clear)
+    free.start()
+    assert done.run_pass() == 3
+    free.join()
+    assert sink.sent == [["e-1", "e-3", "e-4"]]
+    assert sorted(sink.owed[0]) == [1, 2, 3, 4]
+    assert sink.owed[-1] == []
+    assert store.ids(0) == []
+    assert done.summary.exit_code == 0
 
 
 def test_marks_that_cannot_be_written_surface_and_stay_owed() -> None:
