@@ -3,7 +3,9 @@
 Two faults look the same: one record that is refused, and a topic whose ``max.message.bytes`` is
 smaller than the batches that the producer makes of records which are well by themselves. The first
 is found by halves. Where portions at different places are refused, it is the second: everything is
-cut as small as what was accepted, and the size is remembered for a while.
+cut as small as what was accepted, and the size is remembered for a while. Where so many portions,
+one after the other, take longer than a transaction may, later producers make their batches that
+small: those need not be waited for.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ class Portions:
         self._accepted = 0
         self._last_refused: Portion | None = None
         self._topics: set[str] = set()
+        self.limit = 0
+        """Bytes to which the group's portions are cut, because a topic of it takes only small
+        batches; 0 where that is not known."""
 
     def of(self, records: Sequence[Record]) -> list[Portion]:
         """The portions of a new group: one, unless a topic of it is known to take only small
@@ -44,6 +49,7 @@ class Portions:
         self._accepted = 0
         self._last_refused = None
         self._topics = set()
+        self.limit = 0
         if self._limits:
             now = time.monotonic()
             self._limits = {name: found for name, found in self._limits.items() if found[1] > now}
@@ -80,6 +86,7 @@ class Portions:
 
     def _cut(self, limit: int) -> None:
         """Cut so that no portion of several records is larger than ``limit`` bytes."""
+        self.limit = limit
         for start, stop in pairwise(sorted(self._cuts)):
             begin = start
             for index in range(start + 1, stop):

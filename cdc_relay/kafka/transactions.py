@@ -127,6 +127,7 @@ class TransactionalSink:
                     "error_cb": self._on_error,
                     # Brokers that go away while nothing is sent.
                     **noticing(settings, self._on_loss),
+                    **self._small_batches(),
                 },
             )
             for transactional_id in writer.transactional_ids
@@ -174,6 +175,31 @@ class TransactionalSink:
         the producer cannot go on; the last checkpoint tells whether it is there then. After
         either nothing more can be delivered where a commit was on its way.
         """
+        try:
+            return self._deliver(records, checkpoint, going_on)
+        except FencedError:
+            self._note_small_batches()
+            raise
+
+    def _note_small_batches(self) -> None:
+        """Where a group went in small portions when the producer was given up: they may have taken
+        longer than a transaction may, as they would the next time."""
+        limit = self._portions.limit
+        if limit:
+            known = self._written.batch_bytes  # too large, as it turned out
+            self._written.batch_bytes = min(limit, known // 2) if known > 1 else limit
+            log.warning("later producers make smaller batches", bytes=self._written.batch_bytes)
+
+    def _small_batches(self) -> dict[str, int]:
+        found = self._written.batch_bytes
+        return {"batch.size": found} if found else {}
+
+    def _deliver(
+        self,
+        records: Sequence[Record],
+        checkpoint: Record | None,
+        going_on: Callable[[], bool],
+    ) -> dict[int, Refusal]:
         if self._unsure:
             raise FencedError("the outcome of the last transaction is not known")
         refused = self._topics.refused(records, going_on)

@@ -57,6 +57,9 @@ class Written:
 
     def __init__(self) -> None:
         self._last: deque[Set[str]] = deque(maxlen=_TRANSACTIONS)
+        self.batch_bytes = 0
+        """The largest batch that every topic of theirs takes, where that turned out to be less
+        than a producer makes; 0 otherwise."""
 
     def add(self, topics: Set[str]) -> None:
         """A transaction goes to ``topics``."""

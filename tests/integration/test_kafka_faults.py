@@ -36,7 +36,9 @@ from cdc_relay.config import load
 from cdc_relay.database import connected, describe_table, engine
 from cdc_relay.errors import SinkUnavailableError
 from cdc_relay.kafka.checkpoints import read_last, topic_name
+from cdc_relay.kafka.sink import FencedError
 from cdc_relay.kafka.transactions import TransactionalSink
+from cdc_relay.kafka.unfinished import Written
 from cdc_relay.owner import Owner
 from cdc_relay.router import Record, Router
 from cdc_relay.store import Store
@@ -158,6 +160,47 @@ def test_a_topic_of_small_batches_and_a_record_that_is_too_large(
         if n != 501:
             expected[f"k{n % 100}"].append(n)
     assert in_order(shop) == expected
+
+
+def test_a_producer_given_up_over_small_portions_is_followed_by_one_of_small_batches(
+    make: MakeShop, mysql: Database
+) -> None:
+    """Portions that wait for their acknowledgements one after the other may take longer than a
+    transaction may, where brokers are far away. It began anew for ever; the owner's next producer
+    makes batches that the topic takes and that need not be waited for."""
+    shop = make(mysql)
+    shop.create_topic(**{"max.message.bytes": "2000"})
+    topic = shop.topic_prefix + "order"
+    records = [
+        Record(topic, b"k", json.dumps({"n": n, **large(150)}).encode(), [("id", b"%d" % n)], 1)
+        for n in range(300)
+    ]
+    settings = load(environ=shop.environment())
+    written = Written()
+    sink = TransactionalSink(settings, "fallback", None, lambda: True, written)
+
+    def late() -> bool:
+        if sink._portions.limit:
+            sink._give_up_at = 0.0
+        return True
+
+    real = sink._acknowledge
+
+    def slowly(going_on: Callable[[], bool]) -> None:
+        real(going_on)
+        sink._look(late, "stopped")
+
+    sink._acknowledge = slowly  # type: ignore[method-assign]
+    with pytest.raises(FencedError, match="did not end its transaction within"):
+        sink.deliver(records, None, lambda: True)
+    sink.close(1.0)
+    assert 500 < written.batch_bytes < 3000
+
+    sink = TransactionalSink(settings, "fallback", None, lambda: True, written)
+    sink._acknowledge = lambda _going_on: pytest.fail("waits")  # type: ignore[method-assign]
+    assert sink.deliver(records, None, lambda: True) == {}
+    sink.close(1.0)
+    assert in_order(shop) == {"k": list(range(300))}
 
 
 # --- the producer and its queue -------------------------------------------------------------------
