@@ -140,7 +140,7 @@ class Owner:
         except (SinkUnavailableError, SourceUnavailableError) as error:
             log.warning("waiting", reason=str(error))
             return False
-        if last is None or last.sweeping or last.owed:
+        if last is None or last.sweeping or last.owed or last.source == "polling":
             return False
         return last.position.reached(self._wanted)
 

@@ -60,9 +60,11 @@ class _State:
     """Its rows are being sent: they are let through, and a checkpoint still calls it closed."""
     known: bool = False
     """Whether no pass of the compensator can hold rows of it (see ``passes_know``)."""
-    held: set[tuple[int, str]] = field(default_factory=set)
-    """Rows that the stream has passed over since the table was asked last, with their event ids;
-    without marks all that wait, the refused one included, by id alone."""
+    held: dict[tuple[int, str], None] = field(default_factory=dict)
+    """Rows that the stream has passed over since the table was asked last, with their event ids,
+    the newest of them; without marks all that wait, the refused one included, by id alone."""
+    aside: bool = False
+    """Whether nothing of it was refused: its first row is to go alone."""
     unseen: set[int] = field(default_factory=set)
     """Rows that are written and not visible yet (see ``wait_for``)."""
 
@@ -101,7 +103,12 @@ class Parking:
         for kind, key, ids in held:
             state = self._state(kind, key)
             if state is not None:
-                state.held.update((row_id, "") for row_id in ids)
+                state.held.update(dict.fromkeys((row_id, "") for row_id in ids))
+
+    @property
+    def any_aside(self) -> bool:
+        """Whether anything is closed that was not refused."""
+        return any(state.aside for state in self._closed.values())
 
     @property
     def full(self) -> bool:
@@ -123,8 +130,10 @@ class Parking:
     def sent(self, ids: Set[int]) -> None:
         """These rows wait no longer."""
         if not self._marks:
+            keys = {(row_id, "") for row_id in ids}
             for state in self._closed.values():
-                state.held.difference_update([(row_id, "") for row_id in ids])
+                for key in state.held.keys() & keys:
+                    del state.held[key]
 
     def learn(self) -> None:
         """Close the aggregates that the compensator has parked, or left with a dead row."""
@@ -185,6 +194,7 @@ class Parking:
         if state is not None:
             self._hold(state, event)
             state.look_at = time.monotonic()
+            state.aside = True
 
     def holds(self, event: OutboxEvent) -> bool:
         """Whether the event stays behind; notes that it was seen."""
@@ -249,6 +259,7 @@ class Parking:
             state = self._state(event.aggregate_type, event.aggregate_id)
             if state is not None:
                 self._hold(state, event)
+                state.aside = False
         log.error(
             "row is dead" if failure.outcome == "dead" else "row parked; its aggregate waits",
             event_id=event.event_id,
@@ -343,6 +354,7 @@ class Parking:
         held = sorted(row_id for row_id, _ in state.held)
         blocked: dict[str, set[int]] = {}
         due: list[int] = []
+        gone = 0
         for start in range(0, len(held), limit):
             part = held[start : start + limit]
             self._store.settle(part)
@@ -350,7 +362,8 @@ class Parking:
             for row_id in part:
                 row = found.get(row_id)
                 if row is None or (row.status == DEAD and self._on_dead == "release"):
-                    state.held.discard((row_id, ""))  # gone, or given up
+                    del state.held[row_id, ""]  # gone, or given up
+                    gone += row is None
                 elif row.aggregate_id in blocked:
                     blocked[row.aggregate_id].add(row_id)
                 elif row.status == DEAD or row.due_in_s > 0:
@@ -362,6 +375,8 @@ class Parking:
                     due.append(row_id)
             if due or (key is not None and blocked):
                 break
+        if gone:
+            self._gone(aggregate, gone)
         if due:
             events, _ = self._store.events(due)
             return [(pending.event, pending.retry_count) for pending in events] or None
@@ -373,7 +388,7 @@ class Parking:
             return None
         for name, ids in blocked.items():
             look_at = time.monotonic() + self._pause(_LOOK_AGAIN_S)
-            self._add(kind, name, _State(look_at, held={(row_id, "") for row_id in ids}))
+            self._add(kind, name, _State(look_at, held=dict.fromkeys((one, "") for one in ids)))
         return []
 
     def _is_gone(self, event: OutboxEvent) -> bool:
@@ -382,25 +397,29 @@ class Parking:
         return row is None or row[0] != event.event_id
 
     def _hold(self, state: _State, event: OutboxEvent) -> None:
-        state.held.add((event.id, event.event_id if self._marks else ""))
+        state.held[event.id, event.event_id if self._marks else ""] = None
+        if self._marks and len(state.held) > _MOST_HELD:
+            del state.held[next(iter(state.held))]  # visible by now, or gone
 
-    def _say_gone(self, aggregate: Closed, held: Set[tuple[int, str]]) -> None:
+    def _say_gone(self, aggregate: Closed, held: Iterable[tuple[int, str]]) -> None:
         """Say which rows of a closed aggregate somebody has deleted."""
         if not self._stay:
             return
         there = self._store.states(sorted({row_id for row_id, _ in held}))
         gone = [one for one in held if one[1] and there.get(one[0], ("", 0))[0] != one[1]]
         if gone:
-            self.gone += len(gone)
-            log.error(
-                "rows that waited behind a refused one are gone from the table: such as were not "
-                "sent before are not sent",
-                aggregate_type=aggregate[0],
-                aggregate_id=aggregate[1],
-                rows=len(gone),
-                first_id=min(gone)[0],
-                first_event_id=min(gone)[1],
-            )
+            self._gone(aggregate, len(gone), first_id=min(gone)[0], first_event_id=min(gone)[1])
+
+    def _gone(self, aggregate: Closed, rows: int, **first: object) -> None:
+        self.gone += rows
+        log.error(
+            "rows that waited behind a refused one are gone from the table: such as were not sent "
+            "before are not sent",
+            aggregate_type=aggregate[0],
+            aggregate_id=aggregate[1],
+            rows=rows,
+            **first,
+        )
 
     def _add(self, kind: str, key: str | None, state: _State) -> None:
         if key is not None and (kind, key) not in self._closed:
@@ -442,7 +461,7 @@ class Parking:
         for other in [closed for closed in self._closed if closed[0] == kind]:
             absorbed = self._remove(other) if other[1] is not None else None
             if absorbed is not None:
-                whole.held |= absorbed.held
+                whole.held |= absorbed.held  # of rows: each is in one of the two
                 whole.unseen |= absorbed.unseen
 
 

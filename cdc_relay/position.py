@@ -372,7 +372,7 @@ def from_runs(pairs: Iterable[Sequence[int]]) -> list[int]:
     return [row_id for first, last in pairs for row_id in range(first, last + 1)]
 
 
-@lru_cache(maxsize=16)  # every checkpoint until the decision holds the same ones
+@lru_cache(maxsize=2)  # every checkpoint until the decision holds the same ones
 def _stored(ids: tuple[int, ...]) -> list[list[int]] | str:
     """The keys of a prepared transaction as a checkpoint stores them: ranges; where they are many,
     because ids go by more than one or others wrote in between, the steps from each key to the

@@ -136,7 +136,8 @@ class Relay:
         self._most_owed = min(settings.queue_rows, _MOST_OWED)
         self._marker = Marker(store, vitals)
         self._parking = Parking(store, settings.on_dead, settings.mark)
-        self._sizes = Sizes()
+        self._sizes = Sizes(table_keeps=self._marks)
+        self._under_way = 0.0  # since when there is something to deliver
         self._behind: tuple[Position, float] | None = None
         self._caught_up = False
         self._checkpoint: Checkpoint = None  # type: ignore[assignment]
@@ -313,6 +314,7 @@ class Relay:
         """Deliver ``items``, of aggregates that flow, and move to ``position``. Refused rows are
         parked, and what stands behind them in their aggregates is held; so is what may be too large
         as well."""
+        self._under_way = time.monotonic()
         while items or position is not None:
             events = [event for event, _ in items]
             marks = self._owing(events)
@@ -333,6 +335,8 @@ class Relay:
             items = self._park_refused(
                 [(item, refused.get(n)) for n, item in enumerate(items) if n not in there]
             )
+            if not self._going_on():
+                raise StopAskedError
 
     def _park_refused(self, items: Iterable[tuple[_Item, Refusal | None]]) -> list[_Item]:
         """Park the refused rows of a group, the first of each aggregate, and hold what stands
@@ -388,9 +392,8 @@ class Relay:
         """For waits inside the sink: whether to wait on. When a stop is asked, what is on its way
         has the time that brokers which are well take: given up, it would come again."""
         self._keep_up()
-        now = time.monotonic()
-        begun = self._vitals.delivering_since
-        return not self._stopping.is_set() or now < max(self._finish_by, begun + self._in_flight_s)
+        until = max(self._finish_by, self._under_way + self._in_flight_s)
+        return not self._stopping.is_set() or time.monotonic() < until
 
     def _owing(self, events: Sequence[OutboxEvent]) -> list[Part]:
         return parts(events) if self._marks else []
@@ -438,13 +441,16 @@ class Relay:
 
     def _delivered_checkpoint(self, checkpoint: Checkpoint) -> None:
         faults.point("saving")
+        self._under_way = time.monotonic()
         self._to_kafka([], checkpoint)
         faults.point("saved")
         self._saved(checkpoint)
 
     def _reached(self, until: Position) -> bool:
         position = self._moved or self._checkpoint.position
-        return position.reached(until) and not self._marker.owed_count
+        if self._marker.owed_count or not position.reached(until):
+            return False
+        return not self._parking.any_aside
 
     def _finish(self, deadline: float, orderly: bool) -> None:
         """At an orderly end, mark what was delivered, until ``deadline``, and say so in a last
@@ -627,8 +633,12 @@ class Relay:
                 self._log_progress()
                 next_progress = now + _PROGRESS_PAUSE_S
             if once:
-                while self._marker.owed_count and not self._stopping.wait(0.01):
+                while not self._stopping.wait(0.01):
                     self._keep_up()
+                    if self._parking.any_aside:
+                        self._retry_parked()
+                    elif not self._marker.owed_count:
+                        return
                 return
             if sent < settings.poll_batch:
                 self._idle(max(settings.poll_interval, now - begun))
@@ -652,10 +662,11 @@ class Relay:
         unread = {row.id: row.reason for row in rows if isinstance(row, UnreadRow)}
         rest: Sequence[int] = list(unread)
         found: dict[int, OutboxEvent] = {}
+        deadline = time.monotonic() + _VISIBLE_WITHIN_S
         while left:
             if rest:
                 self._keep_up()
-                more, rest = self._read_back(rest, unread)
+                more, rest = self._read_back(rest, unread, deadline)
                 found.update(more)
             part, left = _up_to(left, set(rest))
             if part:
@@ -699,13 +710,13 @@ class Relay:
         return row[1] == PENDING
 
     def _read_back(
-        self, ids: Sequence[int], reasons: Mapping[int, str]
+        self, ids: Sequence[int], reasons: Mapping[int, str], deadline: float
     ) -> tuple[dict[int, OutboxEvent], Sequence[int]]:
         """The pending ones among the first of these rows, about 8 MiB of them, and the ids that
-        come next. Those that are not pending any more were sent, or given up, by somebody else."""
+        come next. Those that are not pending any more were sent, or given up, by somebody else;
+        those that are missing at the ``deadline``, and not written either, are gone."""
         found: dict[int, OutboxEvent] = {}
         missing, rest = ids, list[int]()
-        deadline = time.monotonic() + _VISIBLE_WITHIN_S
         while missing and not self._stopping.is_set():
             # Whatever its transaction waits for, it is written; only what is gone is not.
             last = time.monotonic() > deadline and not self._patiently(
@@ -792,6 +803,7 @@ class Relay:
         self._parking.begin_trial(aggregate)
         self.counters.retries += sum(tries > 0 for _, tries in rows)
         items: list[_Item] = []
+        alone: list[_Item] = []
         for event, tries in rows:
             if tries:
                 self._parking.tries[event.id] = tries
@@ -803,7 +815,8 @@ class Relay:
                 self._park(event, tries, Refusal(str(error)))
                 continue
             if aggregate[1] is None and self._sizes.is_suspect(record):
-                self._parking.set_aside(event)
+                self._parking.set_aside(event)  # what follows it in its own aggregate waits
+                alone.append((event, record))
             else:
                 items.append((event, record))
         if aggregate[1] is not None:
@@ -812,15 +825,27 @@ class Relay:
         faults.point("retrying")
         try:
             self._deliver(items, None)
+            if aggregate[1] is not None and self.counters.sent > before and len(items) == 1:
+                self._sizes.taken(items[0][1])
+            self._deliver_alone(alone)
         finally:
             sent = self.counters.sent > before
-            if sent and len(items) == 1:
-                self._sizes.taken(items[0][1])
             # It flows again only when nothing of it is pending (checked at the next turn).
             self._parking.end_trial(aggregate, sent=sent)
         faults.point("retried")
         for event, _ in rows:
             self._parking.tries.pop(event.id, None)
+
+    def _deliver_alone(self, items: Sequence[_Item]) -> None:
+        """Deliver one after the other, for as long as retries have time; one at least."""
+        stop_at = time.monotonic() + _RETRIES_S
+        for item in items:
+            before = self.counters.sent
+            self._deliver([item], None)
+            if self.counters.sent > before:
+                self._sizes.taken(item[1])
+            if time.monotonic() > stop_at:
+                return
 
     def _alone(self, items: list[_Item]) -> list[_Item]:
         """The first of ``items``: up to one that may be too large, or that one alone."""

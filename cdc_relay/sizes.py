@@ -22,11 +22,15 @@ _SHARE: Final = 2
 class Sizes:
     """Of one term: it begins without suspicion. One thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, table_keeps: bool = True) -> None:
+        """``table_keeps``: whether what goes alone can wait in the table; else nothing does."""
+        self._table_keeps = table_keeps
         self._limits: dict[str, int] = {}
 
     def refused(self, record: Record) -> None:
         """The topic has refused this record for its size."""
+        if not self._table_keeps:
+            return
         size = _size(record)
         if record.topic not in self._limits:
             log.warning(
@@ -49,4 +53,5 @@ class Sizes:
 
 
 def _size(record: Record) -> int:
-    return len(record.key) + len(record.value or b"")
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.key) + len(record.value or b"") + headers

@@ -251,6 +251,8 @@ class Store:
             except LockedError:
                 if not self._goes_around:
                     raise
+                if around:  # a gap: the others would wait for it as well, each a second
+                    return Marked(done, locked + ordered[start:])
                 around = True
                 continue
             done += found.done
@@ -267,7 +269,8 @@ class Store:
         not to be able to leave out locked rows.
 
         They are locked by the primary key and then marked in one transaction. It may still meet a
-        lock, on an index entry or on a gap that an entry is to go into: nothing is marked then.
+        lock, on an index entry or on a gap that an entry is to go into: nothing is marked then, and
+        it raises ``LockedError``.
         """
         by_key = f"{self._table}{self._shape.force_index('id')} WHERE id IN ({_numbers(rows)})"
         free_sql = self._sql(f"SELECT id FROM {by_key} {_AROUND}")
@@ -286,8 +289,6 @@ class Store:
         try:
             with self._noticing_changes(), database_errors(self._engine.url):
                 done, free = retry_locked(once, waits=False)
-        except LockedError:
-            return Marked(0, list(rows))
         except SourceUnavailableError:
             raise
         except SourceError as error:

@@ -53,8 +53,9 @@ _SETTLING: Final = frozenset(
     )
 )
 _SETTLING_S: Final = 5.0
-# The loop polls ten times a second; what it waits for in the database or in Kafka is shorter.
-_ABSENT_S: Final = 60.0
+# The loop polls ten times a second, but for a statement that the database does not answer: it is
+# given up after two minutes.
+_ABSENT_S: Final = 130.0
 
 
 def group_name(relay: str) -> str:

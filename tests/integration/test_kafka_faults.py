@@ -520,20 +520,24 @@ def test_one_bad_row_of_a_topic_that_came_late_holds_up_only_its_aggregate(
     relay = shop.relay()
     shop.ins("good", {"n": 0}, kind="late")
     bad = shop.ins("bad", {"n": 0, **large(3000)}, kind="late")
+    for number in range(20):  # more than half as large: they go alone
+        shop.ins(f"large-{number % 10}", {"n": number, "text": "x" * 7000}, kind="late")
     shop.until(lambda: relay.logged("row parked; its aggregate waits"))
     shop.create_topic("late", 1, **{"max.message.bytes": "2000"})
     shop.ins("bad", {"n": 1}, kind="late")
-    shop.wait_sent(1, kind="late")
+    shop.wait_sent(21, kind="late")
     shop.until(lambda: state(shop, bad)[1] >= 1)
     shop.ins("good", {"n": 1}, kind="late")
     shop.ins("new", {"n": 1}, kind="late")
-    shop.wait_sent(3, kind="late")
+    shop.wait_sent(23, kind="late")
     set_limit(shop, "late", 100_000)
     due_now(shop)
     shop.wait_all_sent()
     assert relay.terminate() == 0, relay.text()
-    assert in_order(shop, "late") == {"good": [0, 1], "new": [1], "bad": [0, 1]}
-    assert len(shop.messages("late")) == 5
+    found = in_order(shop, "late")
+    assert {found.pop(f"large-{number}") == [number, number + 10] for number in range(10)} == {True}
+    assert found == {"good": [0, 1], "new": [1], "bad": [0, 1]}
+    assert len(shop.messages("late")) == 25
 
 
 def test_names_that_are_no_topics_block_nobody_and_are_never_merged(

@@ -13,7 +13,7 @@ from cdc_relay.config import load
 from cdc_relay.errors import PositionLostError, SourceUnavailableError
 from cdc_relay.kafka.checkpoints import Checkpoint
 from cdc_relay.owner import Owner
-from cdc_relay.position import Position
+from cdc_relay.position import NOWHERE, Position
 
 OLD, NEW = (f"00000000-0000-0000-0000-00000000000{n}" for n in (1, 2))
 
@@ -152,3 +152,23 @@ def test_the_words_for_a_server_that_never_comes_to_it(world: World) -> None:
     assert "another one" in start.anchor
     assert "never executed" in start.anchor
     assert "begun anew" not in start.anchor
+
+
+@pytest.mark.parametrize(
+    ("last", "done"),
+    [
+        (None, False),
+        (Checkpoint(Position("mysql", OLD, "binlog.000001", 4, f"{OLD}:1-9")), False),
+        (Checkpoint(Position("mysql", OLD, "binlog.000001", 4, f"{OLD}:1-10")), True),
+        (Checkpoint(Position("mysql", OLD, "b.000001", 4, f"{OLD}:1-10"), sweeping=True), False),
+        (Checkpoint(NOWHERE, source="polling"), False),
+    ],
+)
+def test_whether_the_relay_at_work_is_done(
+    world: World, monkeypatch: pytest.MonkeyPatch, last: Checkpoint | None, done: bool
+) -> None:
+    """One that polls does not tell."""
+    monkeypatch.setattr(owner_module.checkpoints, "read_last", lambda *_: last)
+    if last is not None and last.source == "polling":
+        world.end = NOWHERE
+    assert world.owner._is_done_elsewhere() is done

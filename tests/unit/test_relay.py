@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from cdc_relay import relay as relay_module
 from cdc_relay.binlog.stream import Batch
 from cdc_relay.config import load
 from cdc_relay.errors import SinkUnavailableError
 from cdc_relay.kafka.checkpoints import Checkpoint
+from cdc_relay.kafka.topics import Refusal
 from cdc_relay.outbox import OutboxEvent
 from cdc_relay.position import Position
 from cdc_relay.relay import Relay
 from cdc_relay.router import Record, Router
-from cdc_relay.store import HeldRow, PendingEvent
+from cdc_relay.store import Failure, HeldRow, PendingEvent
 from cdc_relay.vitals import Vitals
 
 
@@ -36,15 +38,21 @@ class Table:
 
     def __init__(self, *, due: bool) -> None:
         self._due_in_s = 0.0 if due else 99.0
+        self.failed = 0
+        self.gone: set[int] = set()
 
     def settle(self, _ids: Sequence[int]) -> None:
         pass
 
     def held(self, ids: Sequence[int]) -> list[HeldRow]:
-        return [HeldRow(one, "a", 0, self._due_in_s) for one in ids]
+        return [HeldRow(one, "a", 0, self._due_in_s) for one in ids if one not in self.gone]
 
     def events(self, ids: Sequence[int]) -> tuple[list[PendingEvent], Sequence[int]]:
         return [PendingEvent(event(one, "a"), 1) for one in ids], []
+
+    def record_failure(self, _event: OutboxEvent, _tries: int, _reason: str) -> Failure:
+        self.failed += 1
+        return Failure("retry", 1, 1)
 
     def states(self, ids: Sequence[int]) -> dict[int, tuple[str, int]]:
         return {one: (f"e{one}", 0) for one in ids}
@@ -108,10 +116,11 @@ def run(
     start: Checkpoint,
     *,
     due: bool = False,
+    table: Table | None = None,
 ) -> None:
     flags = {"database_url": "mysql://u@h/s", "mark": "none", "checkpoint_interval": "1h"}
     settings = load(environ={}, flags=flags)
-    store: Any = Table(due=due)
+    store: Any = table or Table(due=due)
     router = Router(settings.routing(), "json", "raw", "")
     relay = Relay(settings, Stream(*batches), router, sink, store, stopping, lambda: None, Vitals())
     ward = threading.Timer(30, stopping.set)
@@ -179,3 +188,34 @@ def test_a_retry_says_how_far_the_stream_has_come() -> None:
     run(sink, [Batch([], at(200), 1)], stopping, start, due=True)
     assert sink.sent == ["e1"]
     assert sink.checkpoints[-1].position == at(200)
+
+
+def test_a_stop_is_heard_among_many_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However soon each of them is answered."""
+    monkeypatch.setattr(relay_module, "_IN_FLIGHT_S", 0.0)
+    stopping = threading.Event()
+
+    class Refusing(Sink):
+        def deliver(
+            self, records: Sequence[Record], checkpoint: Record | None, going_on: GoingOn
+        ) -> dict[int, Any]:
+            if not records:
+                return super().deliver([], checkpoint, going_on)
+            stopping.set()
+            return {0: Refusal("refused")}
+
+    sink = Refusing(lambda *_: None)
+    group = Batch([event(number, f"k{number}") for number in range(2, 50)], at(200), 1)
+    table = Table(due=False)
+    run(sink, [group], stopping, Checkpoint(at(100)), table=table)
+    assert table.failed == 1
+
+
+def test_rows_that_wait_and_are_gone_are_said() -> None:
+    start = Checkpoint(at(100), closed=(("order", "a"),), held=(("order", "a", [1, 5]),))
+    table, stopping = Table(due=True), threading.Event()
+    table.gone = {5}
+    with capture_logs() as logs:
+        run(Sink(lambda *_: stopping.set()), [], stopping, start, table=table)
+    [said] = [line for line in logs if "are gone from the table" in line["event"]]
+    assert (said["rows"], said["aggregate_id"]) == (1, "a")
