@@ -87,7 +87,7 @@ class Parking:
         self._of_type: Counter[str] = Counter()  # how many are closed one by one
         self._names = 0  # bytes of what is closed, at most: what is opened is not taken off
         self.gone = 0
-        """Rows that waited and that somebody has deleted, so far."""
+        """Rows that waited, or were refused, and that somebody has deleted, so far."""
         self.tries: dict[int, int] = {}
         """Failures so far of rows that came from the table, by id."""
 
@@ -244,15 +244,16 @@ class Parking:
         """Put the row on the ladder and close its aggregate (its type, where the topic is at
         fault); return what became of the row."""
         failure = self._store.record_failure(event, tries, refusal.reason)
+        told = log.bind(
+            event_id=event.event_id,
+            aggregate_type=event.aggregate_type,
+            aggregate_id=event.aggregate_id,
+            event_type=event.event_type,
+            reason=refusal.reason,
+        )
         if failure.outcome == "gone" and self._is_gone(event):
-            log.error(
-                "a row that was refused is gone from the table: it is not sent",
-                event_id=event.event_id,
-                aggregate_type=event.aggregate_type,
-                aggregate_id=event.aggregate_id,
-                event_type=event.event_type,
-                reason=refusal.reason,
-            )
+            self.gone += 1
+            told.error("a row that was refused is gone from the table: it is not sent")
             return failure
         if failure.outcome != "dead" or self._on_dead == "block":
             self.close(event.aggregate_type, None if refusal.topic else event.aggregate_id)
@@ -260,13 +261,8 @@ class Parking:
             if state is not None:
                 self._hold(state, event)
                 state.aside = False
-        log.error(
+        told.error(
             "row is dead" if failure.outcome == "dead" else "row parked; its aggregate waits",
-            event_id=event.event_id,
-            aggregate_type=event.aggregate_type,
-            aggregate_id=event.aggregate_id,
-            event_type=event.event_type,
-            reason=refusal.reason,
             tries=failure.tries,
             retry_in_seconds=failure.delay_s,
         )

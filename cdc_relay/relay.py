@@ -751,9 +751,9 @@ class Relay:
     def _park(self, event: OutboxEvent, tries: int, refusal: Refusal) -> None:
         self.counters.parked += 1
         faults.point("parking")
-        tries = self._parking.tries.pop(event.id, tries)
+        tries, gone = self._parking.tries.pop(event.id, tries), self._parking.gone
         failure = self._patiently(lambda: self._parking.park(event, tries, refusal))
-        self.counters.gone += failure.outcome == "gone"
+        self.counters.gone += self._parking.gone - gone
         self.counters.dead += failure.outcome == "dead"
 
     def _retry_parked(self) -> None:
