@@ -94,9 +94,9 @@ class Owner:
     def run(self, *, until_current: bool = False) -> None:
         """Take part in the group until ``stop``; with ``until_current``, until the rows are
         delivered that were committed before it owned the shard, or, while it stands by, before it
-        was asked: by whoever is at work. Raises errors that trying again
-        cannot mend, and ``SinkUnavailableError`` where no broker answers at the start: that may be
-        a mistyped address. Later they are waited for."""
+        was asked: by whoever is at work. Raises errors that trying again cannot mend, and
+        ``SinkUnavailableError`` where no broker answers at the start: that may be a mistyped
+        address. Later they are waited for."""
         try:
             checkpoints.ensure_topic(self._settings)
         except SinkUnavailableError:

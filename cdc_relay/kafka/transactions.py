@@ -273,9 +273,9 @@ class TransactionalSink:
             try:
                 self._queue(records[index], going_on)
             except KafkaException as error:
-                if error.args[0].code() not in RECORD_FAULTS:
-                    raise
                 code = error.args[0].code()
+                if code not in RECORD_FAULTS:
+                    raise
                 refused[index] = Refusal(text(error), too_large=code in SIZE_FAULTS)
         return refused
 
